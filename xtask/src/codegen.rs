@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn constants_come_with_their_words() {
+    fn constants_are_read_with_their_doc_comments() {
         let source = "pub mod reason {\n    /// It runs.\n    pub const UP: &str = \"Up\";\n    /// It does not,\n    \
             /// and why.\n    pub const DOWN: &str = \"Down\";\n}\n";
         let want =

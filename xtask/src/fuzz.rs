@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_found_behind_their_words() {
+    fn fuzz_statistics_are_read_by_key() {
         let log = "#2 INITED cov: 12 ft: 13\n#9 DONE cov: 40 ft: 41\nstat::number_of_executed_units: 900\n";
         assert_eq!((after(log, "cov:"), after(log, "number_of_executed_units:")), (Some(40), Some(900)));
         assert_eq!(after(log, "peak_rss_mb:"), None);

@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signature_is_cut_off_exactly() {
+    fn module_signature_is_stripped_exactly() {
         let signed =
             [&b"module"[..], b"signature", &[0; 8], &9u32.to_be_bytes(), b"~Module signature appended~\n"]
                 .concat();
@@ -491,14 +491,14 @@ mod tests {
     }
 
     #[test]
-    fn module_names() {
+    fn module_name_table() {
         assert_eq!(module_name(Path::new("kernel/drivers/virtio-rng.ko")), Some("virtio_rng".into()));
         assert_eq!(module_name(Path::new("virtio_mmio.ko.xz")), Some("virtio_mmio".into()));
         assert_eq!(module_name(Path::new("modules.order")), None);
     }
 
     #[test]
-    fn the_archive_is_aligned_and_the_same_each_time() {
+    fn initramfs_is_aligned_and_reproducible() {
         let lists = [("modules.list", vec![("a.ko".to_owned(), vec![1, 2, 3])])];
         let on_demand = [("b", vec![("a.ko".to_owned(), vec![1]), ("b.ko".to_owned(), vec![2])])];
         let one = initramfs(b"agent", &lists, &on_demand);

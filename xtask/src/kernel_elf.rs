@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn the_payload_is_found_and_its_size_is_left_out() {
+    fn payload_is_found_without_the_trailing_size() {
         let lz4 = image(b"\x02\x21\x4c\x18 packed\x01\x02\x03\x04");
         assert_eq!(payload(&lz4).unwrap(), ("lz4", &b"\x02\x21\x4c\x18 packed"[..]));
         let gzip = image(b"\x1f\x8b\x08 packed");
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_bzimage_is_refused() {
+    fn invalid_bzimage_is_refused() {
         for (why, image) in [
             ("empty", vec![]),
             ("an ELF file", b"\x7fELF".repeat(400)),

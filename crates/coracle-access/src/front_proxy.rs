@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_api_server_names_users() {
+    fn user_headers_are_accepted_only_from_the_front_proxy() {
         let (pki, other) = (authority(), authority());
         let named = request(&[("x-remote-user", "anna")]);
         for (why, names, chain, headers, want) in [
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn user_has_all_that_the_headers_say() {
+    fn user_is_read_from_the_front_proxy_headers() {
         let pki = authority();
         let proxy = FrontProxy::new(&data(&pki, "[]"), Clock::system()).unwrap();
         let headers = request(&[
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn config_map_that_says_nothing_is_an_error() {
+    fn incomplete_or_malformed_config_map_is_an_error() {
         assert!(matches!(
             FrontProxy::new(&BTreeMap::new(), Clock::system()),
             Err(FrontProxyError::Missing { .. })

@@ -130,7 +130,7 @@ impl World {
 }
 
 #[test]
-fn what_no_node_can_give_is_refused() {
+fn vm_beyond_node_capacity_is_refused() {
     cluster::run(|cluster| async move {
         let mut w = World::new(cluster).await?;
         w.announce("n1", 4, 2048).await?;
@@ -164,7 +164,7 @@ fn what_no_node_can_give_is_refused() {
 }
 
 #[test]
-fn quotas_of_the_namespace_are_kept() {
+fn namespace_quotas_are_enforced() {
     cluster::run(|cluster| async move {
         let mut w = World::new(cluster).await?;
         w.announce("n1", 16, 16_384).await?;
@@ -219,7 +219,7 @@ fn failure_policy_decides_when_webhook_is_down() {
 }
 
 #[test]
-fn certificates_are_renewed_while_it_serves() {
+fn certificates_are_renewed_while_the_webhook_serves() {
     cluster::run(|cluster| async move {
         let mut w = World::new(cluster).await?;
         w.announce("n1", 4, 2048).await?;

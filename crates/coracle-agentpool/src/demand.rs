@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn vm_name_is_own_until_another_machine_took_it() {
+    fn machine_gets_second_vm_name_if_its_vm_is_taken() {
         let long = "x".repeat(80);
         let cut = label_value(&long);
         for (why, name, there, want) in [

@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_that_is_too_long_keeps_its_beginning_and_fits() {
+    fn overlong_name_is_shortened_and_stays_unique() {
         assert_eq!(label_value("worker-1"), "worker-1");
         let long = "a".repeat(200);
         let value = label_value(&long);

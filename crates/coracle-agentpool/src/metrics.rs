@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_labels_are_the_contract() {
+    fn metric_names_and_labels_match_the_contract() {
         let mut registry = Registry::default();
         let metrics = PoolMetrics::register(&mut registry);
         metrics.touch();

@@ -17,7 +17,7 @@ fn image_of_the_files() -> String {
 }
 
 #[test]
-fn the_files_in_deploy_are_these() {
+fn deploy_files_match_the_generated_manifests() {
     for (path, text) in manifests(&image_of_the_files()) {
         let stored = std::fs::read_to_string(deploy().join(&path)).unwrap_or_default();
         assert!(stored == text, "deploy/{path} is not what is generated: run cargo xtask codegen");
@@ -44,7 +44,7 @@ fn names_match_original_for_replacement_in_place() {
 }
 
 #[test]
-fn a_real_api_server_accepts_them() {
+fn manifests_are_accepted_by_the_api_server() {
     let Some([kubectl]) = tools::require(["kubectl"]) else { return };
     cluster::run(|cluster| async move {
         let kubectl = async |args: &[&str]| {

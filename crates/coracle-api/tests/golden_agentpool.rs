@@ -4,7 +4,7 @@
 use coracle_api::{VsphereAgent, VsphereAgentPool};
 
 #[test]
-fn zero_structs_and_nulls_of_go_are_nothing() {
+fn zero_structs_and_nulls_of_go_are_read_as_absent() {
     for status in [
         serde_json::json!({"vm": {"name": "", "lastTransitionTime": null}, "conditions": null}),
         serde_json::json!({"vm": null}),
@@ -21,7 +21,7 @@ fn zero_structs_and_nulls_of_go_are_nothing() {
 }
 
 #[test]
-fn defaults_are_applied_to_objects_made_before_there_was_one() {
+fn missing_fields_of_existing_pools_get_defaults() {
     let pool: VsphereAgentPool = serde_json::from_value(serde_json::json!({
         "apiVersion": "agent-forge.containeroo.ch/v1alpha1", "kind": "VsphereAgentPool", "metadata": {"name": "p"},
         "spec": {

@@ -7,7 +7,7 @@
 )]
 
 #[test]
-fn custom_resource_definitions() {
+fn golden_custom_resource_definitions() {
     for (file, yaml) in coracle_api::crd_files().unwrap() {
         insta::assert_snapshot!(file, yaml);
     }

@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_limit_that_lasted() {
+    fn advised_limit_covers_the_requested_share_of_windows() {
         let price = |cents: i64| Price::micros(cents * 10_000);
         let history: Vec<_> =
             [200, 200, 241, 200, 300, 200, 200, 200, 200, 200].map(price).into_iter().enumerate().collect();

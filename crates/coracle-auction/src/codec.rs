@@ -72,7 +72,7 @@ mod tests {
     use crate::{Params, Price, Time};
 
     #[test]
-    fn edges_go_both_ways() {
+    fn edge_values_round_trip_or_are_refused() {
         fn both<T: Codec + PartialEq + std::fmt::Debug>(value: T) {
             let mut bytes = Vec::new();
             value.put(&mut bytes);
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_value_is_named() {
+    fn malformed_value_error_names_the_type() {
         assert_eq!(Params::get(&mut [].as_slice()), Err(Malformed("Params")));
         assert_eq!(Price::get(&mut [0x80].as_slice()).unwrap_err().to_string(), "malformed Price");
     }

@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn decimal_text_goes_both_ways() {
+    fn price_text_round_trips_or_is_refused() {
         for (text, micros, shown) in [
             ("2.08", 2_080_000, "2.0800"),
             ("0.0001", 100, "0.0001"),
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn halves_go_to_the_even_micro_dollar() {
+    fn charge_rounds_half_to_even_micro_dollar() {
         for (sum, micros) in [
             (1_800_000, 0),
             (5_400_000, 2),

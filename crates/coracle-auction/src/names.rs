@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_name_round_trips() {
+    fn enum_names_round_trip() {
         macro_rules! check {
             ($($type:ident),*) => { $(
                 for value in $type::ALL {

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_in_the_order_of_their_timers() {
+    fn packed_timers_keep_order_and_round_trip() {
         let kinds: [fn(u32) -> Timer; 5] =
             [Timer::Lease, Timer::Allocation, Timer::Settle, Timer::ForgetBid, Timer::ForgetAllocation];
         let mut all = Vec::new();

@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn serving_is_a_secret_and_its_hosts() {
+    fn serving_option_is_parsed_as_secret_and_hosts() {
         let one: Serving = "market-tls=market.ns.svc,127.0.0.1".parse().unwrap();
         assert_eq!((one.secret.as_str(), one.hosts.len()), ("market-tls", 2));
         for text in ["", "market-tls", "=host", "market-tls=", "market-tls=a,"] {

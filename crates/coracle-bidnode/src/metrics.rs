@@ -276,7 +276,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_labels_and_texts_are_the_contract() {
+    fn metric_names_labels_and_help_match_the_contract() {
         let mut registry = Registry::default();
         let metrics = BidMetrics::register(&mut registry);
         metrics.touch();

@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_obeyed_is_read() {
+    fn valid_annotations_are_parsed_into_settings() {
         let all = object(|o| {
             for (key, value) in [
                 (annotation::PAUSED, "true"),

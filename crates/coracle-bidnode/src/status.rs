@@ -273,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn halves_go_to_the_even_neighbour() {
+    fn division_rounds_half_to_even() {
         for (a, b, want) in [(5, 10, 0), (15, 10, 2), (25, 10, 2), (14, 10, 1), (16, 10, 2), (0, 3, 0)] {
             assert_eq!(half_even(a, b), want, "{a} / {b}");
         }

@@ -11,7 +11,7 @@ fn deploy() -> std::path::PathBuf {
 }
 
 #[test]
-fn the_files_in_deploy_are_these() {
+fn deploy_files_match_the_generated_manifests() {
     let text = std::fs::read_to_string(deploy().join("kustomize/bidnode/operator.yaml")).unwrap();
     let line = text.lines().find_map(|line| line.trim().strip_prefix("image: ")).unwrap();
     for (path, text) in manifests(line.trim_matches('"')) {
@@ -22,7 +22,7 @@ fn the_files_in_deploy_are_these() {
 
 /// Permissions of the operator: no wildcard and no access to Secrets.
 #[test]
-fn rights_are_those_of_the_contract_and_no_more() {
+fn rbac_rights_are_limited_to_the_contract() {
     let all = manifests("image");
     let rbac = &all.iter().find(|(path, _)| path.ends_with("rbac.yaml")).unwrap().1;
     assert!(!rbac.contains('*') && !rbac.contains("secrets"), "{rbac}");
@@ -74,7 +74,7 @@ fn operator_and_market_speak_tls() {
 }
 
 #[test]
-fn a_real_api_server_accepts_them() {
+fn manifests_are_accepted_by_the_api_server() {
     let Some([kubectl]) = tools::require(["kubectl"]) else { return };
     cluster::run(|cluster| async move {
         let kubectl = async |args: &[&str]| {

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 #[test]
-fn every_metric_of_an_alert_is_in_the_reference() {
+fn alert_metrics_are_in_the_reference() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let reference = std::fs::read_to_string(root.join("docs/reference/metrics.md")).unwrap();
     let rules = std::fs::read_to_string(root.join("deploy/alerts/bidnode.yaml")).unwrap();

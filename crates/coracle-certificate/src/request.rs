@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn outcome_is_what_the_cluster_decided() {
+    fn signing_state_follows_the_csr_conditions() {
         let of = |value| outcome(Some(&serde_json::from_value(value).unwrap()));
         assert_eq!(outcome(None), SigningState::Pending);
         assert_eq!(

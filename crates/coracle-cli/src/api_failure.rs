@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn missing_kind_is_told_with_the_command_that_installs_it() {
+    fn missing_kind_error_names_the_install_command() {
         let status = kube::core::Status {
             message: "404 page not found".into(),
             reason: "NotFound".into(),

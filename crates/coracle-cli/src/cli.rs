@@ -606,12 +606,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_grammar_is_consistent() {
+    fn command_line_grammar_is_consistent() {
         Cli::command().debug_assert();
     }
 
     #[test]
-    fn the_old_agents_name_means_its_own_flags() {
+    fn firecracker_agent_name_selects_legacy_node_flags() {
         let mut args = ["/usr/bin/firecracker-agent", "--config", "/etc/a.yaml"].map(OsString::from).to_vec();
         drop_in(&mut args);
         let cli = Cli::try_parse_from(args).unwrap();

@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exit_codes_are_the_contract() {
+    fn exit_codes_match_the_contract() {
         for (code, known, want) in [
             (Code::NotFound, "COR-VM-001", 3),
             (Code::AlreadyExists, "COR-VM-003", 4),

@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ages_read_as_kubectl_writes_them() {
+    fn ages_are_formatted_as_by_kubectl() {
         for (ms, want) in [
             (0, "0s"),
             (119_000, "119s"),

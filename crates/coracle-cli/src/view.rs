@@ -453,7 +453,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn both_sides_tell_the_same_shape() {
+    fn node_and_cluster_documents_have_the_same_shape() {
         let shape = |vm: &Vm| {
             let mut all = vec![];
             keys(&vm.document().unwrap(), "", &mut all);
@@ -477,7 +477,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_a_node_knows_completes_what_the_cluster_says() {
+    fn node_state_completes_the_cluster_object() {
         let both = Vm::of_object(&in_cluster(), &[]).with_node(&on_node());
         assert_eq!((both.status.state.as_str(), both.status.node_name.as_str()), ("Failed", "w1"));
         assert_eq!(both.status.vmm_pid, 4711);

@@ -17,7 +17,7 @@ fn agent_forge(args: &[&str]) -> AgentForgeArgs {
 }
 
 #[test]
-fn agent_forge_keeps_the_originals_defaults() {
+fn agent_forge_keeps_the_original_defaults() {
     let args = agent_forge(&[]);
     assert_eq!(args.metrics_bind_address, "0");
     assert_eq!(args.health_probe_bind_address, ":8081");
@@ -27,7 +27,7 @@ fn agent_forge_keeps_the_originals_defaults() {
 }
 
 #[test]
-fn agent_forge_reads_gos_syntax_of_flags() {
+fn agent_forge_parses_go_flag_syntax() {
     for (args, address, elect, secure) in [
         (&["--metrics-bind-address=:8443", "--leader-elect"][..], ":8443", true, true),
         (&["-metrics-bind-address", ":8443", "-leader-elect=true"], ":8443", true, true),
@@ -57,7 +57,7 @@ fn cocoon(args: &[&str]) -> Command {
 }
 
 #[test]
-fn cocoon_keeps_the_originals_defaults() {
+fn cocoon_keeps_the_original_defaults() {
     let Command::CocoonOperator(args) = cocoon(&["/usr/bin/cocoon-operator"]) else { panic!("operator") };
     assert_eq!(
         (args.metrics_bind_address.as_str(), args.health_probe_bind_address.as_str()),
@@ -72,7 +72,7 @@ fn cocoon_keeps_the_originals_defaults() {
 }
 
 #[test]
-fn cocoon_reads_gos_syntax_of_flags() {
+fn cocoon_parses_go_flag_syntax() {
     let args = ["cocoon-operator", "-leader-elect=F", "-metrics-bind-address", "0"];
     let Command::CocoonOperator(args) = cocoon(&args) else { panic!("operator") };
     assert_eq!((args.leader_elect, args.metrics_bind_address.as_str()), (false, "0"));

@@ -264,7 +264,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn jailed_machine_names_no_path_of_the_host() {
+    fn jailed_vm_config_contains_no_host_path() {
         let vmm_config = in_jail(&vmm_config("web"));
         for (tap_by, nics) in [(TapBy::Call, Value::Null), (TapBy::Descriptor, json!([-1]))] {
             let config = vm_config(&vmm_config, tap_by).unwrap();
@@ -277,7 +277,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_network_without_a_tap_is_refused_with_the_alternative() {
+    fn nic_without_tap_is_refused_naming_the_qemu_driver() {
         let mut vmm_config = vmm_config("web");
         vmm_config.nic.as_mut().unwrap().backend = NicBackend::User { forwards: vec![], isolated: true };
         assert!(vm_config(&vmm_config, TapBy::Name).unwrap_err().contains("qemu driver"));
@@ -301,7 +301,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_no_machine_of_ours_has_is_refused() {
+    fn saved_config_with_unexpected_devices_is_refused() {
         let good = || vm_config(&vmm_config("web"), TapBy::Name).unwrap();
         let with = |pointer: &str, value: Value| {
             let mut config = good();

@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_missing_program_is_a_reason_not_an_error() {
+    async fn probe_without_the_program_reports_a_reason() {
         let config = CloudHypervisorConfig { program: "/nowhere/cloud-hypervisor".into(), kvm: None };
         let probe = CloudHypervisorDriver::new(config).probe().await;
         assert!(probe.accelerator.is_none() && probe.reason.contains("qemu driver"), "{}", probe.reason);

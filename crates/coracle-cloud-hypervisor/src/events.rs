@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn objects_follow_each_other_and_a_torn_one_waits() {
+    fn concatenated_events_are_parsed_and_truncated_one_waits() {
         let text = br#"{
   "timestamp": {"secs": 0, "nanos": 1}, "source": "vmm", "event": "starting", "properties": null
 }{"timestamp": {"secs": 0, "nanos": 2}, "source": "vm", "event": "booted", "properties": {"id": "x"}}

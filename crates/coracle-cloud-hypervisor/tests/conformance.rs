@@ -35,12 +35,12 @@ async fn conforms(machine: &Machine) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_driver_conforms_on_the_stand_in() {
+async fn driver_conforms_on_the_stand_in() {
     conforms(&stand_in()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_driver_conforms_on_cloud_hypervisor() {
+async fn driver_conforms_on_cloud_hypervisor() {
     match Machine::real("CORACLE_CLOUD_HYPERVISOR_BIN") {
         Some(machine) => conforms(&machine).await,
         None => tools::not_to_be_had("Cloud Hypervisor: CORACLE_CLOUD_HYPERVISOR_BIN names none"),
@@ -48,7 +48,7 @@ async fn the_driver_conforms_on_cloud_hypervisor() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_refused_ends_the_process_and_says_why() {
+async fn refused_boot_ends_the_vmm_and_reports_the_reason() {
     let machine = stand_in();
     let dir = tempfile::tempdir().unwrap();
     refuses(

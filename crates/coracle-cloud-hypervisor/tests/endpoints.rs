@@ -87,12 +87,12 @@ fn before() -> Vec<(&'static str, &'static str, Value, u16)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_call_before_there_is_a_machine() {
+async fn calls_before_vm_create_table() {
     Vmm::start(&example("fake-cloud-hypervisor")).await.rows(&before()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_call_before_there_is_a_machine_on_cloud_hypervisor() {
+async fn calls_before_vm_create_table_on_cloud_hypervisor() {
     match std::env::var_os("CORACLE_CLOUD_HYPERVISOR_BIN") {
         Some(program) => Vmm::start(Path::new(&program)).await.rows(&before()).await,
         None => tools::not_to_be_had("Cloud Hypervisor: CORACLE_CLOUD_HYPERVISOR_BIN names none"),
@@ -100,7 +100,7 @@ async fn every_call_before_there_is_a_machine_on_cloud_hypervisor() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_call_of_a_machine_in_each_of_its_states() {
+async fn calls_in_each_vm_state_table() {
     let vmm = Vmm::start(&example("fake-cloud-hypervisor")).await;
     let none = || Value::Null;
     let disk = |id: &str, path: &str| json!({"id": id, "path": path, "readonly": true, "image_type": "Raw", "serial": id});

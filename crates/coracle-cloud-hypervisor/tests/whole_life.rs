@@ -19,7 +19,7 @@ fn driver(machine: &Machine) -> CloudHypervisorDriver {
 }
 
 #[test]
-fn a_whole_life_leaves_nothing() {
+fn vm_lifecycle_leaves_nothing() {
     let stand_in = Machine::stand_in(example("fake-cloud-hypervisor"));
     leaves_nothing(&stand_in, || Arc::new(driver(&stand_in)));
     match Machine::real("CORACLE_CLOUD_HYPERVISOR_BIN") {

@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn records_of_others_have_no_facts() {
+    fn foreign_record_has_no_container_facts() {
         assert_eq!(ContainerFacts::of(&record(BTreeMap::new())), None);
         assert_eq!(ContainerFacts::of(&record([(CONTAINER.to_owned(), "?".to_owned())].into())), None);
     }

@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn one_configuration_is_one_image() {
+    fn images_with_the_same_config_are_grouped() {
         let images = vec![image(b"m1", b"c"), image(b"m2", b"c"), image(b"m3", b"other")];
         let names = [
             name("a.example/x:1", b"m1", Some(b"list")),

@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn all_given_conditions_must_hold() {
+    fn filter_matches_only_if_all_conditions_hold() {
         let entry = Container {
             id: "c".into(),
             pod_sandbox_id: "s".into(),

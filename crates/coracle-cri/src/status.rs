@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn status_has_what_the_container_was_made_with() {
+    fn container_status_reflects_the_creation_config() {
         let mounts = vec![Mount { host_path: "/h".into(), container_path: "/c".into(), ..Mount::default() }];
         let image = ImageSpec {
             image: "sha256:1".into(),

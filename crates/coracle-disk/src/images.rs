@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_one_disks_and_moves() {
+    fn retagged_name_moves_and_untagged_disk_is_pruned() {
         let state = tempfile::tempdir().unwrap();
         let images = DiskImages::open(state.path()).unwrap();
         images.prepare().unwrap();
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_gives_its_image_a_name() {
+    fn image_name_is_derived_from_the_file_name() {
         for (path, want) in [
             ("/a/Debian-12.qcow2", "localhost/debian-12:latest"),
             ("noble_server.img", "localhost/noble-server:latest"),

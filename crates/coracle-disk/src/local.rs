@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn part_is_copied_unless_it_became_another() {
+    fn part_is_copied_only_if_its_digest_matches() {
         let dir = tempfile::tempdir().unwrap();
         let (disk, target) = (dir.path().join("disk"), dir.path().join("target"));
         let bytes: Vec<u8> = (0..3_000_000_u32).map(|n| n.to_le_bytes()[1]).collect();

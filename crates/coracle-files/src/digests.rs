@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_changed_file_has_another_digest() {
+    async fn changed_file_has_another_digest() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("kernel");
         std::fs::write(&path, "one").unwrap();

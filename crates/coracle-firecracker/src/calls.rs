@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_network_without_a_tap_is_refused_with_the_alternative() {
+    fn nic_without_tap_is_refused_naming_the_qemu_driver() {
         let paths = BootPaths { kernel: String::new(), initrd: String::new() };
         let why = boot_calls(&vmm_config(NicBackend::User { forwards: vec![], isolated: true }), &paths)
             .unwrap_err();

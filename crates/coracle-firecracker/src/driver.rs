@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_missing_program_is_a_reason_not_an_error() {
+    async fn probe_without_the_program_reports_a_reason() {
         let config = FirecrackerConfig { program: "/nowhere/firecracker".into(), kvm: None };
         let probe = FirecrackerDriver::new(config).probe().await;
         assert!(probe.accelerator.is_none() && probe.reason.contains("qemu driver"), "{}", probe.reason);

@@ -32,12 +32,12 @@ async fn conforms(machine: &Machine) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_driver_conforms_on_the_stand_in() {
+async fn driver_conforms_on_the_stand_in() {
     conforms(&stand_in()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_driver_conforms_on_firecracker() {
+async fn driver_conforms_on_firecracker() {
     match Machine::real("CORACLE_FIRECRACKER_BIN") {
         Some(machine) => conforms(&machine).await,
         None => tools::not_to_be_had("Firecracker: CORACLE_FIRECRACKER_BIN names none"),
@@ -45,7 +45,7 @@ async fn the_driver_conforms_on_firecracker() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_refused_ends_the_process_and_says_why() {
+async fn refused_boot_ends_the_vmm_and_reports_the_reason() {
     let machine = stand_in();
     let dir = tempfile::tempdir().unwrap();
     refuses(
@@ -57,7 +57,7 @@ async fn what_is_refused_ends_the_process_and_says_why() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn console_survives_readers_that_come_and_go() {
+async fn console_survives_reconnecting_readers() {
     let machine = stand_in();
     let dir = tempfile::tempdir().unwrap();
     let vmm_config = machine.vmm_config("console", dir.path());

@@ -271,7 +271,7 @@ async fn every_endpoint_while_the_guest_runs_and_while_it_is_paused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_state_that_cannot_be_loaded_ends_the_process() {
+async fn unloadable_snapshot_ends_the_vmm_process() {
     let stand_in = &example("fake-firecracker");
     let load = |state: &str| json!({"snapshot_path": state, "mem_backend": {"backend_type": "File", "backend_path": "disk"}});
     for (why, path, body, first) in [

@@ -18,7 +18,7 @@ fn driver(machine: &Machine) -> FirecrackerDriver {
 }
 
 #[test]
-fn a_whole_life_leaves_nothing() {
+fn vm_lifecycle_leaves_nothing() {
     let stand_in = Machine::stand_in(example("fake-firecracker"));
     leaves_nothing(&stand_in, || Arc::new(driver(&stand_in)));
     match Machine::real("CORACLE_FIRECRACKER_BIN") {

@@ -98,7 +98,7 @@ fn id(vm_id: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_second_generations_life_of_a_vm() {
+async fn vm_lifecycle_over_agent_service_emits_events() {
     let node = node(ErrorStyle::Status).await;
     let (mut client, machines) = (node.client.clone(), node.machines.clone());
     let mut events = client.watch_vm_events(pb::WatchVmEventsRequest::default()).await.unwrap().into_inner();
@@ -149,7 +149,7 @@ async fn the_second_generations_life_of_a_vm() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_vm_may_begin_powered_off() {
+async fn vm_created_stopped_does_not_boot() {
     let node = node(ErrorStyle::Status).await;
     let (mut client, machines) = (node.client.clone(), node.machines.clone());
     let mut request = tonic::Request::new(create("default-web"));
@@ -161,7 +161,7 @@ async fn a_vm_may_begin_powered_off() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn unknown_vms_and_bad_arguments_in_both_styles() {
+async fn failed_calls_follow_the_error_style_of_the_node() {
     let (status_node, inband_node) = (node(ErrorStyle::Status).await, node(ErrorStyle::Inband).await);
     let (mut status, mut inband) = (status_node.client.clone(), inband_node.client.clone());
     let unknown = |s: tonic::Status| (s.code(), s.message().to_owned());
@@ -204,7 +204,7 @@ async fn unknown_vms_and_bad_arguments_in_both_styles() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn failed_create_is_a_clear_error_and_leaves_nothing() {
+async fn failed_create_reports_the_cause_and_leaves_no_vm() {
     let node = node(ErrorStyle::Status).await;
     let (mut client, machines) = (node.client.clone(), node.machines.clone());
     let mut missing = create("a");
@@ -222,7 +222,7 @@ async fn failed_create_is_a_clear_error_and_leaves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hundred_creations_at_once_do_not_keep_a_reader_waiting() {
+async fn concurrent_creations_do_not_block_readers() {
     let node = node(ErrorStyle::Status).await;
     let (client, machines) = (node.client.clone(), node.machines.clone());
     let boot_time = Duration::from_millis(500);
@@ -271,7 +271,7 @@ async fn lists_are_sorted_and_paged() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stale_or_foreign_caller_is_refused() {
+async fn stale_or_foreign_caller_is_refused() {
     let node = node(ErrorStyle::Status).await;
     let mut client = node.client.clone();
     let fenced = |generation: &'static str, uid: &'static str| {
@@ -295,7 +295,7 @@ async fn a_stale_or_foreign_caller_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_old_metrics_have_their_names_and_the_gauge_is_true() {
+async fn metrics_keep_firecracker_names_and_count_running_vms() {
     let node = node(ErrorStyle::Status).await;
     let (mut client, machines, registry) = (node.client.clone(), node.machines.clone(), &node.registry);
     let running = |registry: &Registry| {
@@ -344,7 +344,7 @@ async fn unknown_driver_is_refused_with_the_known_ones() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn create_with_another_spec_is_not_the_same_creation() {
+async fn idempotent_create_with_another_spec_is_refused() {
     let node = node(ErrorStyle::Status).await;
     let mut client = node.client.clone();
     let request = |spec: &str| {
@@ -397,7 +397,7 @@ fn spoken<T>(message: T, uid: &str, object: &str) -> Request<T> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn objects_with_one_vm_id_have_a_vm_each() {
+async fn objects_with_the_same_vm_id_get_separate_vms() {
     let node = node(ErrorStyle::Status).await;
     let mut client = node.client.clone();
     let of = |namespace: &str, name: &str, uid: &str| {
@@ -518,7 +518,7 @@ async fn host_service_finds_the_vm_of_the_object() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn host_service_creates_into_a_power_state() {
+async fn host_service_creates_vm_in_the_requested_power_state() {
     let node = node(ErrorStyle::Status).await;
     let (mut client, machines) = (node.own.clone(), node.machines.clone());
     let with = |change: fn(&mut own::CreateVmRequest)| {

@@ -29,7 +29,7 @@ fn info() -> pb::VmInfo {
 }
 
 #[test]
-fn every_message_has_the_bytes_of_the_contract() {
+fn messages_encode_to_golden_bytes() {
     let id = || "v".to_owned();
     let error_message = || "e".to_owned();
     let stopped = || pb::VmState::Stopped.into();
@@ -114,7 +114,7 @@ fn every_message_has_the_bytes_of_the_contract() {
 }
 
 #[test]
-fn the_names_of_enums_are_part_of_the_wire() {
+fn enum_names_match_the_wire_contract() {
     let states: Vec<_> = (0..7).map(|n| pb::VmState::try_from(n).unwrap().as_str_name()).collect();
     assert_eq!(
         states,

@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn budget_holds_back_messages_of_every_kind() {
+    async fn budget_throttles_events_and_output() {
         let mut budget = Budget::new();
         let start = Instant::now();
         for _ in 0..1000 {

@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nonsense_of_an_agent_is_refused() {
+    async fn malformed_early_frames_are_refused() {
         for nonsense in [&[0xff; 64][..], &[0, 0, 0, 2, 0xff, 0xff], &[0; 4]] {
             let (session, _hangup, mut agent) = pair();
             agent.write_all(nonsense).await.unwrap();

@@ -444,7 +444,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_double_up_to_the_longest() {
+    fn backoff_doubles_up_to_the_maximum() {
         let mut backoff = Backoff::new();
         let pauses: Vec<_> = (0..10).map(|_| backoff.pause().as_millis()).collect();
         assert_eq!(pauses, [50, 100, 200, 400, 800, 1600, 3200, 6400, 10_000, 10_000]);

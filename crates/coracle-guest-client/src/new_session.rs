@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn warm_up_says_which_step_failed() {
+    async fn failed_warm_up_names_the_step() {
         let exited = reported(Report::Exited(pb::WaitWorkloadResponse::default()));
         for (why, answer, hangs_up, operation) in [
             ("no answer", vec![], false, "configure"),

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn owner_ends_it_while_a_connection_reads() {
+    async fn hangup_ends_a_stream_that_is_being_read() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let (mut ours, hangup) = share(ours);
         let mut byte = [0];

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn silent_guest_has_the_limit_of_the_step() {
+    async fn silent_guest_times_out_at_the_step_limit() {
         let (mut host, _guest) = UnixStream::pair().unwrap();
         let began = Instant::now();
         let failure = start(&mut host, &StartRequest::default(), LIMITS).await.unwrap_err();

@@ -241,7 +241,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_become_files() {
+    fn cgroup_limits_map_to_interface_files() {
         let limits = CgroupLimits {
             cpu_quota_us: Some(50_000),
             cpu_weight: Some(0),

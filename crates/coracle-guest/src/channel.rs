@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_write_without_a_host_fails_at_once() {
+    async fn write_without_a_host_fails_at_once() {
         let (ours, theirs) = pair();
         let mut port = Port::new(ours).unwrap();
         drop(theirs);

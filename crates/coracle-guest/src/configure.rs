@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_request_is_the_same_at_any_time() {
+    fn plans_compare_equal_regardless_of_clock_and_entropy() {
         let plan = |r| Plan::parse(r).unwrap();
         let later = ConfigureRequest { entropy: vec![1; 64], clock_unix_ns: 5, ..request() };
         assert_eq!(plan(request()), plan(later));

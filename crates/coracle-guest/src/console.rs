@@ -76,14 +76,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn budget_is_a_burst_and_then_a_rate() {
+    fn console_budget_allows_a_burst_then_a_rate() {
         let mut budget = Budget { left: BURST, refilled_ms: 0 };
         assert_eq!((0..1000).filter(|_| budget.take(1)).count(), BURST as usize);
         assert_eq!((0..1000).filter(|_| budget.take(1 + 4 * REFILL_MS)).count(), 4);
     }
 
     #[test]
-    fn a_line_is_short_and_printable() {
+    fn console_line_is_bounded_and_printable() {
         let line = line(&format!("\x1b[2J{}", "x".repeat(10_000)));
         assert!(line.len() < LINE_MAX + 32);
         assert!(!line.contains(&0x1b));

@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slots_go_by_their_numbers_or_else_by_their_order() {
+    fn disk_slots_follow_serial_numbers_or_device_order() {
         let text = |disks: &[(&str, &str)]| {
             let disks = disks.iter().map(|(s, n)| ((*s).to_owned(), (*n).to_owned())).collect();
             let all = numbered(disks).into_iter().map(|(s, n)| format!("{s}={n}"));
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_refused_as_a_disk() {
+    fn regular_file_is_refused_as_a_disk() {
         let file = tempfile::NamedTempFile::new().unwrap();
         assert!(matches!(ready(file.path()), Err(Error::Invalid(_))));
     }

@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn targets_are_ports_and_addresses() {
+    fn port_forward_targets_table() {
         let of = |port, host: &str| targets(&PortForwardHeader { port, host: host.into() });
         assert_eq!(of(80, "").unwrap(), ["127.0.0.1:80".parse().unwrap(), "[::1]:80".parse().unwrap()]);
         assert_eq!(of(80, "10.0.0.9").unwrap(), ["10.0.0.9:80".parse().unwrap()]);

@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_number_of_a_process_is_one() {
+    fn pid_file_parses_only_valid_pids() {
         let raw = |text: &str| number(text.as_bytes()).map(|pid| pid.as_raw_nonzero().get());
         assert_eq!(raw("417\n"), Some(417));
         for bad in ["", "0", "1\n", "-417", "4x", "99999999999"] {
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn old_keys_never_stay_and_other_files_do() {
+    fn old_host_keys_are_removed_and_other_files_kept() {
         let dir = tempfile::tempdir().unwrap();
         let ssh = dir.path().join("etc/ssh");
         std::fs::create_dir_all(&ssh).unwrap();

@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_follower_gets_what_comes_and_then_the_end() {
+    async fn log_follower_gets_new_entries_then_end_of_stream() {
         let logs = Logs::new(None);
         logs.push(Stream::Stdout, b"one", 0);
         let mut follower = Box::pin(logs.follow(1).unwrap());

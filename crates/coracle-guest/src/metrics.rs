@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_host_has_some_of_everything() {
+    fn collected_host_metrics_are_nonzero() {
         let m = collect(Path::new("/"));
         assert!(
             m.memory_total_bytes > m.memory_available_bytes

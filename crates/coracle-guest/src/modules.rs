@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn modules_on_demand_are_found_by_the_kernels_names() {
+    fn on_demand_modules_are_found_by_kernel_alias() {
         let list = "bridge llc.ko stp.ko bridge.ko\ndummy dummy.ko\n";
         for (wanted, want) in [
             ("bridge", Some("llc.ko stp.ko bridge.ko")),

@@ -528,7 +528,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn directory_of_a_fresh_disk_replaces_only_an_equal_one() {
+    fn empty_upper_directory_that_differs_from_lower_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let (lower, upper) = (dir.path().join("lower"), dir.path().join("upper"));
         let stays = || {
@@ -548,7 +548,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_are_devices() {
+    fn root_mount_devices_are_validated() {
         let plan = |image: &str, fs: &str, overlay: &str| {
             Plan::parse(&RootMount {
                 image_device: image.into(),

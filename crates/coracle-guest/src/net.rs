@@ -562,7 +562,7 @@ mod tests {
     }
 
     #[test]
-    fn masks() {
+    fn netmask_and_on_link_table() {
         let link = |a: &str| Plan::parse(&wire("02:00:00:00:00:01", a, "")).unwrap().link.unwrap();
         assert_eq!(mask(24), Ipv4Addr::new(255, 255, 255, 0));
         assert_eq!((mask(32), mask(0)), (Ipv4Addr::BROADCAST, Ipv4Addr::UNSPECIFIED));
@@ -573,7 +573,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_cannot_add_a_line() {
+    fn invalid_dns_names_are_refused() {
         assert!(is_name("web-0.default.svc", 64));
         for bad in ["", "a b", "a\nb", "-x", ".x", "ü", &"x".repeat(65)] {
             assert!(!is_name(bad, 64), "{bad:?}");
@@ -581,7 +581,7 @@ mod tests {
     }
 
     #[test]
-    fn resolv_conf_is_plain() {
+    fn search_domain_cannot_inject_a_resolv_conf_line() {
         let net = Network {
             nameservers: vec!["10.0.2.3".into()],
             search_domains: vec!["a.b".into(), "c".into()],

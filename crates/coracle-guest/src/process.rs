@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_clamped() {
+    fn terminal_sizes_are_clamped() {
         assert_eq!(dimensions(0, 0), (24, 80));
         assert_eq!(dimensions(50, 70_000), (50, u16::MAX));
     }

@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sysctls_of_a_pod_have_files() {
+    fn namespaced_sysctl_paths_table() {
         for (name, want) in [
             ("net.ipv4.ip_forward", Some("/proc/sys/net/ipv4/ip_forward")),
             ("kernel.shm_rmid_forced", Some("/proc/sys/kernel/shm_rmid_forced")),

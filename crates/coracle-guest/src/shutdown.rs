@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_says_how_the_machine_ends() {
+    fn kernel_command_line_selects_the_reboot_command() {
         for (line, want) in [
             ("console=ttyS0 quiet reboot=t", RebootCommand::Restart),
             ("quiet coracle.end=poweroff panic=-1\n", RebootCommand::PowerOff),

@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn watch_sees_a_pipe() {
+    async fn watched_pipe_becomes_readable() {
         let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK).unwrap();
         let read = watch(read, Interest::READABLE).unwrap();
         rustix::io::write(&write, b"x").unwrap();

@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_checked() {
+    fn invalid_mount_requests_are_refused() {
         assert!(Plan::parse(&request()).is_ok());
         let shared_dir = MountRequest { source: Some(Source::SharedDir(SharedDirSource {})), ..request() };
         assert_eq!(Plan::parse(&shared_dir).unwrap().kind, Kind::SharedDir);

@@ -414,7 +414,7 @@ async fn start_request_without_bounds_ends_the_session() -> Result<()> {
 
 /// Rules of the channel on a pair of sockets: hello first, discard after garbage, end by hang-up.
 #[tokio::test]
-async fn a_port_says_hello_and_survives_nonsense() -> Result<()> {
+async fn port_sends_hello_and_discards_garbage_until_hangup() -> Result<()> {
     let mut tasks = JoinSet::new();
     let mut host = greeted(&mut tasks).await?;
     // Far more than the sockets buffer: the last byte is written when the agent has read most of it.

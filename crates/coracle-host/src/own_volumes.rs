@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_behind_a_private_directory_with_their_modes() {
+    fn volume_files_keep_modes_below_a_private_directory() {
         let dir = tempfile::tempdir().unwrap();
         let config = HostConfig::new(dir.path().to_owned(), "/k".into(), "/i".into());
         let id = VmId::of_name(&"web".parse().unwrap());
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn content_is_not_shown() {
+    fn volume_content_is_hidden_in_debug_output() {
         let shown = format!("{:?}", volume("f", of_files(&["x"])));
         assert!(!shown.contains("hunter2") && shown.contains("7 bytes"), "{shown}");
     }

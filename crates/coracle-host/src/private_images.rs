@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn fetch_is_noted_before_it_begins() {
+    async fn private_fetch_is_recorded_before_the_pull() {
         let dir = tempfile::tempdir().unwrap();
         let reference: Reference = "registry.example/team/app:1".parse().unwrap();
         let wanted = Use {

@@ -40,7 +40,7 @@ async fn whole_life(host: &Host, node: &Node) {
 }
 
 #[test]
-fn a_whole_life_leaves_nothing() {
+fn vm_lifecycle_leaves_nothing() {
     netns::run_within(Duration::from_secs(300), || async {
         let Some(node) = Node::new().await else { return };
         // Files that a node makes for itself exist after the first life.

@@ -23,7 +23,7 @@ async fn fake_driver_conforms() {
 
 /// Guests in another process, for which this test uses another thread.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn fake_driver_conforms_with_guests_elsewhere() {
+async fn fake_driver_conforms_with_guests_in_another_process() {
     let (node, guests) = remote::pair().unwrap();
     let served = tokio::task::spawn_blocking(move || remote::serve(&guests));
     let machines = FakeMachines::with_guests_at(node).unwrap();
@@ -56,7 +56,7 @@ async fn drivers_dispatch_by_name_and_default_to_the_first() {
 }
 
 #[tokio::test]
-async fn drivers_of_a_node_conform_as_one_does() {
+async fn combined_drivers_conform_like_a_single_driver() {
     let other = Arc::new(FakeDriver::named(FakeMachines::new(), "other"));
     let ours = FakeMachines::new();
     let both = || Drivers::new(Arc::new(FakeDriver::new(ours.clone())), vec![other.clone()]);

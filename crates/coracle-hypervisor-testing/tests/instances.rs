@@ -12,7 +12,7 @@ const LOOKS: u32 = 300;
 /// Other tests of this process fork at any time, and a child has the files of this test. When the child ends, it loses its
 /// program before its files.
 #[test]
-fn children_that_execute_nothing_do_not_count() {
+fn forked_child_without_exec_is_not_counted() {
     let dir = tempfile::tempdir().unwrap();
     let files: Vec<File> = (0..64).map(|n| File::create(dir.path().join(n.to_string())).unwrap()).collect();
     let ends = AtomicBool::new(false);

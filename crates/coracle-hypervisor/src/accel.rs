@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_verdict_is_kept_until_something_changes() {
+    async fn kvm_probe_verdict_is_cached_per_vmm_version() {
         let dir = tempfile::tempdir().unwrap();
         let count = dir.path().join("count");
         let script = format!("echo x >> {}; echo ok guest code ran", count.display());

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_come_back_as_they_were_and_holes_take_no_room() {
+    fn bundle_round_trip_preserves_parts_and_holes() {
         let (state, memory) =
             (file(&[(0, b"state")], 5), file(&[(1 << 20, b"x"), (60 << 20, b"y")], 64 << 20));
         let mut bundle = tempfile::tempfile().unwrap();

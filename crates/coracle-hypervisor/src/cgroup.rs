@@ -389,7 +389,7 @@ mod tests {
     const V2: &str = "30 25 0:27 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n";
 
     #[test]
-    fn cgroups_of_pods_are_below_the_root() {
+    fn pod_cgroup_parent_path_table() {
         for (parent, want) in [
             ("/kubepods/burstable/pod1", Some("kubepods/burstable/pod1")),
             (

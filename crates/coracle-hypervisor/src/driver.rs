@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn vmm_that_is_started_again_and_again_is_an_error() {
+    async fn respawning_vmm_is_an_error_after_the_limit() {
         let id = InstanceId::new("web", 1);
         let vmm = ProcessId { pid: 1, start_ticks: 1 };
         let ended = std::cell::Cell::new(0);

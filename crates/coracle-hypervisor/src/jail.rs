@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn probe_leaves_nothing() {
+    fn jail_probe_leaves_no_files() {
         assert!(Jail::is_possible(), "this test runs as root of the host");
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("probe");

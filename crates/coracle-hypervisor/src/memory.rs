@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sealed_file_cannot_be_written_by_anybody() {
+    fn sealed_memory_file_cannot_be_written() {
         let memory = MemoryFile::new("test", 8192).unwrap();
         memory.0.write_all_at(b"template state", 4096).unwrap();
         let sealed = memory.seal().unwrap();
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn data_goes_to_disk_and_back_and_holes_stay_holes() {
+    fn sealed_memory_round_trip_through_disk_keeps_holes() {
         let dir = tempfile::tempdir().unwrap();
         let memory = MemoryFile::new("test", 64 << 20).unwrap();
         memory.0.write_all_at(&[7; 5000], 3 << 20).unwrap();

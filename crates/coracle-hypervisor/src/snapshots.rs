@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_difference_is_named() {
+    fn compatibility_check_names_the_first_difference() {
         let saved = Compatibility { vmm: "7.2.22".into(), cpu: "a".into(), ..Compatibility::default() };
         assert_eq!(saved.difference(&saved.clone()), None);
         let here = Compatibility { vmm: "10.0.2".into(), cpu: "b".into(), ..Compatibility::default() };
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn of_devices_only_what_differs_is_said() {
+    fn device_difference_names_only_changed_arguments() {
         let of = |devices: &str| Compatibility { devices: devices.into(), ..Compatibility::default() };
         let saved = of("-m\n128\n-device\nrng");
         assert_eq!(
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn rate_that_was_measured_again_is_the_same() {
+    fn remeasured_tsc_rate_is_compatible() {
         let of = |devices: &str, tsc_khz| Compatibility {
             devices: devices.into(),
             tsc_khz,

@@ -302,7 +302,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn elf_kernel_is_used_where_it_is() {
+    fn unpacked_vmlinux_beside_vmlinuz_is_used() {
         let dir = tempfile::tempdir().unwrap();
         let named = |name: &str| VmmConfig {
             id: InstanceId::new("web", 1),

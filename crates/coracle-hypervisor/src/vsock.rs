@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_answer_is_an_error() {
+    async fn invalid_vsock_reply_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("guest.sock");
         let listener = UnixListener::bind(&path).unwrap();

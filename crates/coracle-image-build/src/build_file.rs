@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_parsed_and_its_paths_are_relative_to_it() {
+    fn build_file_paths_are_relative_to_the_file() {
         let text = "
 from: ./base.qcow2
 image: localhost/base/debian:12
@@ -225,7 +225,7 @@ steps:
     }
 
     #[test]
-    fn what_is_wrong_names_the_step() {
+    fn invalid_build_step_is_named_in_the_error() {
         for (steps, want) in [
             ("- type: '<entre>'", "step 1: unknown key <entre>"),
             ("- wait: 1s\n- type: 'a<enter'", "step 2: \"<enter\" has no end"),

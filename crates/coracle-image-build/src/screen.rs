@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_picture_is_what_was_written() {
+    fn png_round_trip_preserves_the_frame() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.png");
         let mut frame = Frame::blank(5, 2);

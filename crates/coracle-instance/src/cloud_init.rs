@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn user_data_is_the_owners_word_for_word() {
+    fn user_data_is_passed_unchanged() {
         let data = "#cloud-config\nusers: [{name: me}]\n";
         let seed =
             CloudInitSeed { instance: "a", hostname: "a", network: None, user_data: data, ssh_keys: &[] };
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_cannot_become_a_setting() {
+    fn hostname_cannot_inject_meta_data() {
         let seed = CloudInitSeed {
             instance: "a\nb: c",
             hostname: "\"}\nx: y",
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn the_disk_has_a_label_and_all_files_and_one_size() {
+    fn seed_disk_has_label_files_and_fixed_size() {
         let dir = tempfile::tempdir().unwrap();
         let (agent, disk) = (dir.path().join("agent"), dir.path().join("init.iso"));
         fs::write(&agent, vec![7; 300_000]).unwrap();

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn uefi_only_where_a_bios_cannot() {
+    fn uefi_is_chosen_only_if_bios_cannot_boot() {
         use BootFirmware::{Bios, Uefi};
         const ROOT: [u8; 16] = [9; 16];
         let both: &[_] = &[BIOS_BOOT, EFI_SYSTEM, ROOT];

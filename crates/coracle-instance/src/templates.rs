@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn oldest_templates_go_first() {
+    fn oldest_templates_are_evicted_first() {
         let template = |ram_bytes| TemplateInfo {
             key: TemplateKey::of("x", &[]),
             vcpus: Vcpus::MIN,

@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_is_checked_before_it_is_used() {
+    fn kernel_path_and_format_are_validated() {
         let dir = tempfile::tempdir().unwrap();
         let allowed = dir.path().join("kernels");
         std::fs::create_dir(&allowed).unwrap();

@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_difference_is_settled() {
+    fn container_settlement_table() {
         use ContainerState::{Created, Exited, Running};
         use pb::WorkloadState as Guest;
         for (recorded, guest, want) in [
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn request_has_what_the_record_has() {
+    fn create_request_carries_the_container_record() {
         let source = ContainerMountSource::Volume { name: "data".into(), sub_path: "a".into() };
         let image = ContainerMountSource::Image { digest: "b".into(), sub_path: "en".into() };
         let spec = ContainerSpec {

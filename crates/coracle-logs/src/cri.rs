@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn crash_behind_the_position_is_undone() {
+    fn record_beyond_the_position_is_undone_after_a_crash() {
         let dir = tempfile::tempdir().unwrap();
         let mut log = open(dir.path(), None);
         log.append(LogStream::Stdout, 0, TIME, b"one\ntw").unwrap();
@@ -444,7 +444,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn output_survives_the_format(pieces in prop::collection::vec("[ab\n]{0,40}", 0..20)) {
+        fn cri_format_round_trip_preserves_output(pieces in prop::collection::vec("[ab\n]{0,40}", 0..20)) {
             let all: String = pieces.concat();
             let mut open = false;
             let records: Vec<u8> =

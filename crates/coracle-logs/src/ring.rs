@@ -100,7 +100,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_ring_keeps_the_last_bytes_and_stays_small(
+        fn ring_keeps_the_last_bytes_and_stays_small(
             parts in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..20),
             reopen in any::<bool>(),
         ) {
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_ring_is_emptied() {
+    fn invalid_ring_file_is_emptied() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ring");
         std::fs::write(&path, b"something else entirely").unwrap();

@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_repeated_is_written_once() {
+    fn repeated_output_is_written_once() {
         let dir = tempfile::tempdir().unwrap();
         let mut log = LogWriter::open(dir.path()).unwrap();
         log.append(&entry(1, 0, "hello ")).unwrap();
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_torn_entry_is_cut_off_and_asked_for_again() {
+    fn torn_log_entry_is_truncated_and_requested_again() {
         let dir = tempfile::tempdir().unwrap();
         let mut log = LogWriter::open(dir.path()).unwrap();
         log.append(&entry(1, 0, "first")).unwrap();
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn follower_that_fell_behind_goes_on_with_the_oldest() {
+    fn lagging_follower_continues_with_the_oldest_entry() {
         let dir = tempfile::tempdir().unwrap();
         let mut log = LogWriter::open(dir.path()).unwrap();
         let chunk = "x".repeat(64 * 1024);
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_stays_within_the_bound() {
+    fn log_flood_stays_within_the_size_bound() {
         let dir = tempfile::tempdir().unwrap();
         let mut log = LogWriter::open(dir.path()).unwrap();
         let chunk = "x".repeat(64 * 1024);

@@ -83,7 +83,7 @@ mod tests {
         (&'static str, Option<(Time, Params)>, Params, Option<Time>, Option<&'static [(u64, i64, u64)]>);
 
     #[test]
-    fn a_changed_reserve_has_its_notice() {
+    fn changed_reserve_is_announced_before_it_applies() {
         let today = params(2, 8, 30_000);
         let later = |ms| Some(NOW.plus_ms(ms));
         let announced = |ms, reserve| Some((NOW.plus_ms(ms), params(reserve, 8, 30_000)));
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_cap_waits_unless_a_time_is_asked_for() {
+    fn changed_cap_waits_for_notice_unless_effective_at_is_set() {
         let known = Known { params: params(2, 8, 30_000), announced: None };
         let from = |asked| changes(&known, params(2, 9, 30_000), asked, NOW).unwrap();
         let at = |effective_at| vec![Command::Configure { params: params(2, 9, 30_000), effective_at }];

@@ -243,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_uuid_is_its_own_key_and_nothing_else_is() {
+    fn owner_key_is_verbatim_only_for_a_canonical_uuid() {
         let key = owner_key("6f9619ff-8b86-d011-b42d-00c04fc964ff");
         assert_eq!(key.0.0[..4], [0x6f, 0x96, 0x19, 0xff]);
         assert!(key.1);
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn each_field_of_a_request_is_in_its_digest() {
+    fn request_digest_covers_all_fields_but_idempotency_key() {
         let one = pb::PlaceBidRequest {
             market: "a/b".into(),
             owner_uid: "c".into(),

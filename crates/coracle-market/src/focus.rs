@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn an_hour_of_a_node_is_a_row() {
+    fn node_hour_is_one_focus_row() {
         let rows = read(&csv("prod/team-ml", &[item(NOVEMBER, NOVEMBER + HOUR, "2.5", "usage")], &ALL));
         assert_eq!(rows.len(), 1);
         for (column, want) in [
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_charge_is_cut_at_the_months_end_and_at_the_spans() {
+    fn charge_is_split_at_month_end_and_clipped_to_the_span() {
         let rows = read(&csv("t", &[item(NOVEMBER - HOUR, NOVEMBER + HOUR, "2", "usage")], &ALL));
         let periods: Vec<_> = rows.iter().map(|r| (&*r["BillingPeriodStart"], &*r["BilledCost"])).collect();
         assert_eq!(periods, [("2026-10-01T00:00:00Z", "2.0000"), ("2026-11-01T00:00:00Z", "2.0000")]);
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn the_costs_of_a_unit_add_up_to_its_charge_rounded_once() {
+    fn slot_costs_sum_to_the_charge_rounded_once() {
         let third = |n: i64| item(NOVEMBER + n, NOVEMBER + n + 1, "0.7", "usage");
         let items: Vec<_> = (0..1000).map(third).collect();
         let exact = Charge::of(Price::parse("0.7").unwrap(), 1000).to_micros();
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_tenants_stay_in_their_cells() {
+    fn tenant_names_are_csv_quoted() {
         let table = csv("a,\"b\"", &[item(NOVEMBER, NOVEMBER + 1, "2", "usage")], &ALL);
         assert!(table.contains("\"a,\"\"b\"\"\""), "{table}");
     }

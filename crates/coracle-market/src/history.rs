@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finer_bars_make_coarser_ones() {
+    fn finer_bars_merge_into_coarser_bars() {
         let call = Bar::of_call;
         let calls = [call(1_000, 5), call(31_000, 9), call(59_999, 3), call(60_000, 4), call(200_000, 1)];
         let minutes = [
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_suggested_step_fits_and_is_round() {
+    fn suggested_step_fits_and_is_round() {
         for (span, want) in [(1, 1_000), (10_000_000, 5_000), (DAY_MS, 15_000), (KEPT_MS, 21_600_000)] {
             let step = step_that_fits(span, 10_000);
             assert_eq!(step, want, "{span}");
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_younger_than_promised_grows_coarse() {
+    fn recent_bars_keep_their_promised_resolution() {
         let now = 1_700_000_123_456;
         for (age, days) in ages(now).iter().zip([7, 90, 732]) {
             assert!(age.before <= now - days * DAY_MS && age.before > now - days * DAY_MS - HOUR_MS);

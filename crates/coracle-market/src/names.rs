@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_go_both_ways_and_sort_by_time() {
+    fn ids_round_trip_and_sort_by_time() {
         let (a, b) = (
             bid(3, Time(1_700_000_000_000), BidId(7 << 32 | 9)),
             allocation(3, Time(1_700_000_000_001), AllocationId(1)),

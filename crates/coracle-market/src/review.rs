@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_service_accounts_are_accounts() {
+    fn account_parses_only_from_service_account_users() {
         let account = Account { namespace: "ns".into(), name: "a".into(), may_trade: false };
         assert_eq!(Account::of_user("system:serviceaccount:ns:a"), Some(account));
         for other in ["", "admin", "system:serviceaccount:ns", "system:serviceaccount::a", "system:node:n"] {

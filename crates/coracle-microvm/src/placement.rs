@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_explain_themselves() {
+    fn unschedulable_refusal_names_the_reason_per_node() {
         let nodes = [
             node("a", Some((2, 1024)), (0, 512), 0),
             node("b", Some((64, 256)), (0, 0), 0),
@@ -287,7 +287,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_chosen_node_fits_and_order_does_not_matter(
+        fn chosen_node_fits_and_is_independent_of_order(
             sizes in prop::collection::vec((1u32..16, 128u64..9000, 0u32..64, 0u64..9000, 0usize..4), 0..8),
             vcpus in 1u32..16, memory in 128u64..9000,
         ) {

@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn only_limits_of_vms_count() {
+    fn quota_without_vm_limits_or_with_scopes_is_ignored() {
         assert_eq!(quota(json!({"hard": {"cpu": "1", "pods": "2"}})), None);
         assert_eq!(quota(json!({"hard": {CPU: "1"}, "scopes": ["BestEffort"]})), None);
         assert!(quota(json!({"hard": {CPU: "1", "pods": "2"}})).is_some());

@@ -577,7 +577,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_is_written_once() {
+    fn unreachable_agent_status_is_written_once() {
         let mut vm = object();
         vm.status = Some(derive(&vm, &vm_in(State::Running), &binding(), AppliedSteps::default(), at(10)));
         vm.status =

@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn vm_is_ours_by_its_cluster_only() {
+    fn vm_belongs_to_the_operator_by_cluster_and_namespace() {
         let object = Some(("team".to_owned(), "web".to_owned()));
         let machine = |cluster: Option<&str>| VmInfo {
             object: object.clone(),

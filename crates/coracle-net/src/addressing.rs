@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn flag_of_another_subnet_waits_for_vms_too() {
+    async fn new_subnet_flag_waits_until_no_vm_has_an_address() {
         let dir = tempfile::tempdir().unwrap();
         open(dir.path(), None).await.keep().await.unwrap();
         let wanted = subnet("10.9.0.0/24");

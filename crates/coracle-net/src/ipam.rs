@@ -170,7 +170,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_address_is_held_twice(steps in prop::collection::vec((0_u8..20, any::<bool>()), 1..80)) {
+        fn address_is_never_leased_twice(steps in prop::collection::vec((0_u8..20, any::<bool>()), 1..80)) {
             let mut ipam = Ipam::new("10.100.0.0/28".parse().unwrap());
             let mut held: HashMap<u8, Ipv4Addr> = HashMap::new();
             for (n, take) in steps {

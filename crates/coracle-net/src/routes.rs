@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn routes_are_changed_as_nodes_come_move_and_go() {
+    fn routes_follow_added_moved_and_removed_nodes() {
         let (a, b) = (route("10.244.1.0/24", "192.0.2.1"), route("10.244.2.0/24", "192.0.2.2"));
         let ours = |route: PodRoute| Found {
             destination: route.destination,

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_free_subnet_avoids_what_the_host_has() {
+    fn first_free_subnet_avoids_used_subnets() {
         for (used, want) in [
             (vec![], "10.100.0.0/24"),
             (vec!["10.100.0.0/24"], "10.100.1.0/24"),

@@ -204,7 +204,7 @@ fn guests_of_plugins_reach_each_other_and_the_gateway() {
 }
 
 #[test]
-fn network_of_no_vm_is_collected_after_a_crash() {
+fn orphaned_network_is_collected_after_a_crash() {
     if !has_plugins() {
         return;
     }

@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn nests_are_marked() {
+    fn nested_attributes_have_the_nested_flag() {
         let made = Attributes::default().nest(3, Attributes::default().number(1, 1)).into_bytes();
         assert_eq!(made, [12, 0, 3, 0x80, 8, 0, 1, 0, 0, 0, 0, 1]);
     }

@@ -156,7 +156,7 @@ fn refused_change_is_named_and_none_is_carried_out() {
 }
 
 #[test]
-fn elements_come_and_go() {
+fn set_elements_are_added_and_deleted() {
     if tools::require(["nft"]).is_none() {
         return;
     }

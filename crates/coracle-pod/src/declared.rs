@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn exit_codes_lead_to_what_policies_say() {
+    fn exit_code_restart_decision_table() {
         use AfterExit::{Restart, RestartAll, Stay};
         use ContainerKind::{App, Ephemeral, Init, Sidecar};
         use RestartPolicy::{Always, Never, OnFailure};

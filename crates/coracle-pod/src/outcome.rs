@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn hook_is_over_even_when_it_failed() {
+    fn failed_hook_counts_as_finished() {
         let mut memory = Memory::default();
         let id = container_id("u", "web", 0);
         for kind in [HookKind::PostStart, HookKind::PreStop] {
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn probe_results_move_its_state() {
+    fn probe_result_updates_verdict_and_event() {
         let mut memory = Memory::default();
         let id = container_id("u", "web", 0);
         let (check, limit) = (ProbeCheck::Exec(vec![]), Duration::from_secs(1));

@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn checks_name_ports_and_hosts() {
+    fn probe_checks_resolve_ports_and_hosts() {
         let container: Container =
             serde_json::from_value(json!({"name": "c", "ports": [{"name": "web", "containerPort": 8080}]}))
                 .unwrap();

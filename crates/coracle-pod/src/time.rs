@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn times_beyond_the_calendar_are_its_end() {
+    fn timestamp_arithmetic_saturates() {
         assert_eq!(add(Timestamp::UNIX_EPOCH, Duration::MAX), Timestamp::MAX);
         assert_eq!(until(Timestamp::MAX, Timestamp::UNIX_EPOCH), Duration::ZERO);
     }

@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn timers_are_there_and_have_their_rate() {
+    fn timer_list_fault_table() {
         let lapic = |mult| processor("lapic", mult);
         for (what, list, is_calibrated, want) in [
             ("no list", String::new(), true, None),

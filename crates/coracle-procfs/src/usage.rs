@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parsers_read_what_the_kernel_writes() {
+    fn parsers_read_procfs_formats() {
         assert_eq!(
             memory("MemTotal:  24105 kB\nMemFree: 1 kB\nMemAvailable:    512 kB\n"),
             (24_683_520, 524_288)
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_zero() {
+    fn malformed_procfs_text_reads_as_zero() {
         for text in ["", "cpu ", "MemTotal:", "eth0:", "a:b:c\ncpu x y z\nMemTotal: -1", "\u{fffd}"] {
             assert_eq!(
                 (memory(text), cpu(text), network(text), resident_pages(text)),

@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn user_network_is_open_only_when_asked() {
+    fn user_network_is_restricted_when_isolated() {
         for (isolated, want) in [(true, "user,id=net0,restrict=on"), (false, "user,id=net0")] {
             assert_eq!(netdev(&NicBackend::User { forwards: vec![], isolated }, None), want);
         }
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn screen_is_a_device_and_no_listener() {
+    fn display_adds_vga_without_vnc_listener() {
         let pc = VmmConfig { machine_type: MachineType::Q35(Firmware::Bios), ..tap() };
         let with = VmmConfig { display: Some(Display { width: 1920, height: 1080 }), ..pc.clone() };
         let lines = |vmm_config| argv(vmm_config, Accelerator::Tcg, 2_500_000, StartMode::Cold);
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn q35_starts_the_configured_kernel_or_its_own() {
+    fn q35_takes_kernel_arguments_only_with_kernel_firmware() {
         let lines = |firmware| {
             let vmm_config = VmmConfig { machine_type: MachineType::Q35(firmware), ..tap() };
             argv(&vmm_config, Accelerator::Tcg, 2_500_000, StartMode::Cold)
@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restored_machine_differs_from_a_booted_one_only_in_waiting() {
+    fn restore_argv_differs_from_cold_in_kernel_and_incoming() {
         let lines = |mode| argv(&tap(), Accelerator::Tcg, 2_500_000, mode);
         let restored = lines(StartMode::Restore);
         let mut booted = without_kernel(lines(StartMode::Cold));
@@ -492,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn many_share_what_one_has_read() {
+    fn fork_argv_maps_materialized_ram_privately() {
         let lines = |mode| argv(&tap(), Accelerator::Tcg, 2_500_000, mode);
         let only = |a: &[String], b: &[String]| -> Vec<String> {
             a.iter().filter(|line| !b.contains(line)).cloned().collect()
@@ -507,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn clone_argv_differs_from_template_in_ram_network_and_waiting() {
+    fn clone_argv_differs_from_template_in_ram_network_and_incoming() {
         let lines = |mode| argv(&tap(), Accelerator::Tcg, 2_500_000, mode);
         let (template, clone) = (lines(StartMode::Template { ram: 7 }), lines(StartMode::Clone { ram: 7 }));
         let only_clone: Vec<_> = clone.iter().filter(|a| !template.contains(a)).collect();

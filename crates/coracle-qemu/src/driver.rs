@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_missing_program_is_a_reason_not_an_error() {
+    async fn probe_without_the_program_reports_a_reason() {
         let driver = QemuDriver::new(QemuConfig { program: "/nowhere/qemu".into(), kvm: None });
         let probe = driver.probe().await;
         assert_eq!(probe.accelerator, None);

@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_says_nothing_is_given_up() {
+    async fn silent_qmp_server_times_out() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("qmp.sock");
         let _silent = UnixListener::bind(&path).unwrap();

@@ -63,7 +63,7 @@ async fn qemu_runs_in_a_jail() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pc_conforms() {
+async fn q35_conforms() {
     let Some([program]) = tools::require(["qemu-system-x86_64"]) else { return };
     let Some(boot) = tools::guest_kernel() else {
         tools::skip("no guest kernel; `cargo xtask setup` makes it");
@@ -80,7 +80,7 @@ async fn a_pc_conforms() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_kernel_that_is_none_ends_the_vmm_with_a_reason() {
+async fn missing_kernel_ends_the_vmm_with_a_reason() {
     use coracle_hypervisor::DriverError;
     let Some([program]) = tools::require(["qemu-system-x86_64"]) else { return };
     let Some(boot) = tools::guest_kernel() else {

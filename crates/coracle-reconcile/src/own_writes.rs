@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn later_object_is_taken() {
+    fn newer_of_own_write_and_cache_is_used() {
         for (why, written, cached, want) in [
             ("the cache is behind", "100", "99", "100"),
             ("it caught up", "100", "100", "100"),
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn new_object_of_the_same_name_is_another() {
+    fn own_write_is_dropped_if_the_uid_differs() {
         let writes = OwnWrites::default();
         writes.remember(object("100"));
         let mut new = object("99");
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn object_is_forgotten_once_the_cache_has_it() {
+    fn own_write_is_forgotten_once_cached() {
         let writes = OwnWrites::default();
         writes.remember(object("100"));
         let _caught_up = writes.latest(Arc::new(object("100")));

@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn more_work_than_time_is_shared_by_all_objects() {
+    async fn overloaded_runner_serves_all_objects_equally() {
         let mut cache = Writer::<ConfigMap>::new(());
         let queue = WorkQueue::default();
         cache.apply_watcher_event(&Event::Init);

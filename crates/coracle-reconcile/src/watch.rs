@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn object_that_vanishes_during_a_gap_is_gone() {
+    fn object_missing_after_relist_is_reported_gone() {
         let mut cache = Cache { writer: Writer::new(()), listed: Vec::new() };
         let list = |names: &[&str]| {
             let objects = names.iter().map(|name| Event::InitApply(object(name)));

@@ -427,7 +427,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_survives_a_round_trip() {
+    fn record_survives_a_round_trip() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("record.json");
         let record = example("web", VmState::Running);
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_schema_is_refused_with_a_sentence() {
+    fn newer_schema_is_refused_with_a_message() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("record.json");
         std::fs::write(&path, br#"{"schema": 99, "future": true}"#).unwrap();

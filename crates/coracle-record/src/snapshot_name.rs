@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_never_a_path() {
+    fn snapshot_name_is_never_a_path() {
         for good in ["a", "web-1", "Web_1.2", &"a".repeat(MAX)] {
             assert_eq!(good.parse::<SnapshotName>().unwrap().as_str(), good);
         }

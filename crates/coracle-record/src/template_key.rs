@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn anything_that_differs_makes_another_key() {
+    fn template_key_changes_with_fingerprint_and_kernel() {
         let key = |fingerprint: &str, kernel: u8| TemplateKey::of(fingerprint, &[[kernel; 32], [2; 32]]);
         assert_eq!(key("-smp 1", 1), key("-smp 1", 1));
         assert_ne!(key("-smp 1", 1), key("-smp 2", 1));

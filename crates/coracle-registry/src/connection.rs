@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn flow_stalls_when_held_bytes_do_not_go() {
+    async fn flow_stalls_while_tracked_bytes_are_unsent() {
         let flow = Arc::new(Flow::default());
         let patient = tokio::time::timeout(IDLE * 4, flow.stalled(IDLE));
         assert!(patient.await.is_err(), "a connection without a response does not stall");

@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_and_children() {
+    fn manifest_kinds_and_blobs_are_parsed() {
         let parsed = |extra| parse(&serde_json::to_vec(&image(extra)).unwrap(), None).unwrap();
         let plain = parsed(json!({}));
         assert_eq!((plain.blobs.len(), plain.layers), (2, 2), "a blob that is named twice is needed once");

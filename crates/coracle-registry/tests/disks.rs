@@ -112,13 +112,13 @@ async fn round_trip(address: std::net::SocketAddr, options: &DiskOptions) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn round_trip_through_ours() {
+async fn disk_round_trips_through_own_registry() {
     let ours = ours().await;
     round_trip(ours.address, &options(Some(&ours.token))).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn round_trip_through_debians() {
+async fn disk_round_trips_through_debian_registry() {
     let Some(_) = coracle_testkit::tools::require(["docker-registry"]) else { return };
     let debian = DebianRegistry::start().unwrap();
     round_trip(debian.address(), &options(None)).await;
@@ -183,7 +183,7 @@ async fn damaged_chunk_and_other_artifact_are_refused() {
 
 /// Disks in every foreign format are pulled from our registry and from Debian's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn disks_in_formats_of_others_round_trip() {
+async fn disks_in_foreign_formats_round_trip() {
     let ours = ours().await;
     let dir = tempfile::tempdir().unwrap();
     let (source, target) = (dir.path().join("disk.raw"), dir.path().join("back.raw"));

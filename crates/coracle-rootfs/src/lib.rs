@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn no_path_leads_out() {
+    fn paths_never_leave_the_root() {
         let (outer, root) = hostile();
         for path in
             ["../secret", "/../secret", "etc/hosts", "out/secret", "loop/../secret", "/proc/self/root/secret"]
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn folders_are_made_inside() {
+    fn directories_are_made_inside_the_root() {
         let (outer, root) = hostile();
         root.ensure_dir(Path::new("/a/b/c"), Mode::from_raw_mode(0o755)).unwrap();
         root.ensure_dir(Path::new("/a/b/c"), Mode::from_raw_mode(0o755)).unwrap();
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_are_bounded_and_regular() {
+    fn reads_are_bounded_and_refuse_a_fifo() {
         let (outer, root) = hostile();
         std::fs::write(outer.path().join("root/big"), vec![b'x'; 101]).unwrap();
         assert_eq!(root.read(Path::new("big"), 100).unwrap_err().kind(), io::ErrorKind::FileTooLarge);

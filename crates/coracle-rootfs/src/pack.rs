@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn the_top_entry_is_the_base_name() {
+    fn top_entry_is_the_base_name() {
         let dir = tempfile::tempdir().unwrap();
         let root = Root::open(dir.path()).unwrap();
         let long = "n".repeat(200);
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_shrinks_is_padded() {
+    fn shrinking_file_is_padded() {
         let file = tempfile::tempfile().unwrap();
         let mut text = Vec::new();
         Exactly { file, left: 10_000 }.read_to_end(&mut text).unwrap();

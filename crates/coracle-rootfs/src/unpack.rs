@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_leaves_the_root() {
+    fn unpack_never_writes_outside_the_root() {
         use EntryType::{Link, Regular, Symlink};
         let (outer, inner, root) = folder();
         std::fs::write(outer.path().join("secret"), "host").unwrap();
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_is_replaced_and_not_written_through() {
+    fn link_is_replaced_and_not_written_through() {
         let (_outer, inner, root) = folder();
         std::fs::write(inner.join("real"), "old").unwrap();
         symlink("real", inner.join("alias")).unwrap();
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn long_names_of_both_kinds_and_their_bound() {
+    fn long_gnu_and_pax_names_are_read_and_bounded() {
         let (_outer, inner, root) = folder();
         let long = format!("{}/{}", "a".repeat(120), "b".repeat(130));
         let mut builder = tar::Builder::new(Vec::new());
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_and_cuts_are_errors() {
+    fn garbage_and_truncated_archives_are_refused() {
         let (_outer, _inner, root) = folder();
         let whole = tar(&[("f", EntryType::Regular, &"x".repeat(5000))]);
         assert!(matches!(put(&root, "/", &vec![7; 4096]), Err(UnpackError { .. })));

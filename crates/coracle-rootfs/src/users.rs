@@ -116,7 +116,7 @@ mod tests {
     const GROUP: &str = "root:x:0:\nwww:x:34:\nlogs:x:40:web,root\nmail:x:41:postfix,web\nshort\n";
 
     #[test]
-    fn table() {
+    fn user_table() {
         for (why, user, want) in [
             ("empty is root, with root's groups", "", Ok((0, 0, vec![40], "/root"))),
             ("number with an entry", "33", Ok((33, 34, vec![40, 41], "/srv"))),
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_files_do_for_numbers() {
+    fn empty_user_is_root_without_passwd_and_group() {
         assert_eq!(resolve("", "", "").map(|i| (i.uid, i.home)), Ok((0, "/".to_owned())));
     }
 }

@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn archive_grants_nothing() {
+    fn import_ignores_owner_and_grants_of_the_archive() {
         let (_state, store, archive) = exported();
         let grant = |entries: &mut Vec<(String, tar::EntryType, Vec<u8>)>| {
             head(entries, |head| {
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn an_archive_brings_the_same_snapshot_and_its_holes() {
+    fn archive_round_trip_keeps_content_and_holes() {
         let (_state, store, archive) = exported();
         assert!(archive.len() < 1 << 20, "holes take no room: {}", archive.len());
         let info = import(&store, &archive).unwrap();
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn an_archive_that_was_tampered_with_leaves_nothing() {
+    fn tampered_archive_is_refused_and_leaves_nothing() {
         use tar::EntryType;
         let (state, store, archive) = exported();
         type Entries = Vec<(String, EntryType, Vec<u8>)>;
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_without_end_is_refused_by_its_header() {
+    fn oversize_tar_name_is_refused_by_header() {
         let (_state, store, _) = exported();
         for kind in [b'L', b'K', b'x', b'g'] {
             let mut header = tar::Header::new_gnu();
@@ -426,7 +426,7 @@ mod tests {
 
         /// Imports damaged archives. A refused archive leaves nothing; an accepted one is not larger than declared.
         #[test]
-        fn archives_made_wrong_are_no_panic_and_leave_nothing(draws in prop::collection::vec(any::<(u8, usize, u64)>(), 1..4), outside in any::<bool>()) {
+        fn damaged_archive_never_panics_and_leaves_nothing(draws in prop::collection::vec(any::<(u8, usize, u64)>(), 1..4), outside in any::<bool>()) {
             let (state, store, archive) = exported();
             let mut spoiled = zstd::decode_all(archive.as_slice()).unwrap();
             spoil(&mut spoiled, &draws);

@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_pull_left_stays_until_it_is_of_no_use() {
+    fn partial_pull_stays_until_completed_or_superseded() {
         let state = tempfile::tempdir().unwrap();
         let store = SnapshotStore::open(state.path(), UnixMillis(0)).unwrap();
         cut(&store, "one");
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rest_of_a_pull_outlives_the_daemon_for_a_week() {
+    fn partial_pull_survives_restarts_for_a_week() {
         let state = tempfile::tempdir().unwrap();
         let store = SnapshotStore::open(state.path(), UnixMillis(0)).unwrap();
         cut(&store, "one");

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn many_threads_spawn_at_once() {
+    fn concurrent_spawns_do_not_mix_output() {
         std::thread::scope(|scope| {
             for n in 0..8 {
                 scope.spawn(move || {

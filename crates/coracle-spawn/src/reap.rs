@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_command_that_cannot_run_leaves_nothing_behind() {
+    async fn failed_spawn_leaves_no_reaper_entry() {
         let reaper = Reaper::new(Scope::Own);
         assert!(spawn(&reaper, "/no/such", &[]).is_err());
         assert!(reaper.lock().is_empty());

@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_are_made_as_root_of_the_namespace_for_as_long_as_asked() {
+    fn files_are_owned_by_namespace_root_while_guard_exists() {
         assert!(rustix::process::geteuid().is_root(), "this test runs as root");
         let dir = tempfile::tempdir().unwrap();
         let ids = IdMapping::new(100_000, 65_536).unwrap();

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_calls_of_the_subresource_pass() {
+    fn calls_outside_the_subresource_are_refused() {
         for (path, subresource, want) in [
             ("/coracle.host.v1.Host/Exec", Subresource::Exec, Ok("Exec")),
             ("/coracle.host.v1.Host/Exec", Subresource::Log, Err(Refused::Call)),
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn each_call_is_about_the_vm_of_the_object() {
+    fn call_is_rewritten_to_the_vm_of_the_object() {
         let other = "other".to_owned();
         let start = pb::ExecStart { vm: other.clone(), argv: vec!["id".into()], ..Default::default() };
         let exec = pb::ExecRequest { message: Some(pb::exec_request::Message::Start(start)) };
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn every_call_of_every_subresource_can_be_made_about_a_vm() {
+    fn subresource_calls_can_all_name_a_vm() {
         for call in Subresource::ALL.into_iter().flat_map(|s| s.calls()) {
             assert_ne!(about(call, &[], "web"), Err(Refused::Call), "{call}");
         }

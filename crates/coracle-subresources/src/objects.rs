@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn api_is_behind_the_service_or_behind_one_that_names_the_host() {
+    fn api_service_refers_to_service_or_external_name() {
         let service = Reach::Service { namespace: "coracle-system".into(), name: "w".into(), port: 443 };
         let found = objects(&at(service), "coracle-system");
         assert_eq!(found.len(), 1);

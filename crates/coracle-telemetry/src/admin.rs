@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_part_that_is_not_ready_keeps_the_whole_from_it() {
+    fn unready_component_makes_the_report_unready() {
         let readiness = Readiness::default();
         assert!(readiness.report().0);
         readiness.set("host", true);

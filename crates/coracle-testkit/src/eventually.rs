@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_wait_ends_with_the_answer_or_with_the_last_failure() {
+    async fn wait_ends_with_the_answer_or_the_last_failure() {
         let mut left = 3;
         let counted = eventually("three attempts", async || {
             left -= 1;

@@ -214,7 +214,7 @@ mod tests {
     use super::Inventory;
 
     #[test]
-    fn sees_files_sockets_and_processes() {
+    fn inventory_diff_shows_files_sockets_and_processes() {
         let dir = tempfile::tempdir().unwrap();
         let before = Inventory::take(dir.path());
         fs::write(dir.path().join("left"), "x").unwrap();

@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finds_a_program_on_the_path() {
+    fn tool_is_found_on_the_path() {
         assert!(tool("sh").is_some());
         assert!(tool("no-such-program-at-all").is_none());
         assert!(require(["sh", "cat"]).is_some());

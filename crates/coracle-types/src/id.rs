@@ -329,7 +329,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_name_makes_an_id_that_parses(text in "[!-.0-~]{1,253}") {
+        fn vm_id_of_any_name_parses(text in "[!-.0-~]{1,253}") {
             let id = VmId::of_name(&name(&text));
             prop_assert_eq!(id.as_str().parse::<VmId>(), Ok(id.clone()));
             prop_assert!(id.as_str().len() <= 53);

@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn mappings_that_are_none_are_refused() {
+    fn invalid_id_mappings_are_refused() {
         for (first, length) in [(0, 1), (1, 0), (u32::MAX, 1), (1, u32::MAX), (u32::MAX - 1, 1)] {
             assert!(IdMapping::new(first, length).is_err(), "{first} {length}");
         }

@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn layout_is_that_of_the_name() {
+    fn layout_is_derived_from_the_file_extension() {
         for layout in [RootfsLayout::RootLast, RootfsLayout::RootFirst] {
             assert_eq!(RootfsLayout::of(&Path::new("/images/0a").with_extension(layout.extension())), layout);
         }

@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn classes_are_the_next_ones_up() {
+    fn size_class_is_rounded_up() {
         for (vcpus, mib, want) in [
             (1_u32, 128_u64, (1, 128)),
             (1, 129, (1, 192)),

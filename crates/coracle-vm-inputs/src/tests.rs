@@ -209,7 +209,7 @@ fn volume_table() {
 }
 
 #[test]
-fn user_data_and_pull_secrets_come_from_secrets() {
+fn user_data_and_pull_secrets_are_read_from_secrets() {
     let of = |spec| resolve(&vm(spec), "n1", &objects());
     let secret = json!({"userData": {"secretRef": {"name": "login", "key": "password"}}});
     assert_eq!(of(secret).unwrap().user_data, "hunter2");
@@ -230,7 +230,7 @@ fn inputs_have_a_limit_of_bytes() {
 }
 
 #[test]
-fn references_are_found_wherever_specs_have_them() {
+fn references_of_all_spec_fields_are_found() {
     let spec = json!({
         "env": [
             {"name": "A", "valueFrom": {"secretKeyRef": {"name": "s1", "key": "k"}}},
@@ -253,7 +253,7 @@ fn references_are_found_wherever_specs_have_them() {
 }
 
 #[test]
-fn only_bound_claims_of_paths_are_usable() {
+fn claims_unbound_or_without_a_path_are_unusable() {
     let claim = |phase: &str, modes: Value| -> PersistentVolumeClaim {
         let spec = json!({"volumeName": "pv1", "accessModes": modes});
         serde_json::from_value(json!({"metadata": {"name": "c"}, "spec": spec, "status": {"phase": phase}}))

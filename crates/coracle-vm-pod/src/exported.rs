@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn another_archive_is_another_snapshot() {
+    fn changed_archive_gets_another_snapshot_name() {
         let root = tempfile::tempdir().unwrap();
         let file = root.path().join(FILE);
         fs::write(&file, b"first").unwrap();

@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_forms_are_read() {
+    fn lease_file_formats_are_parsed() {
         let lines =
             "1700000000 52:54:00:AA:bb:01 10.0.0.5 web *\nnonsense\n0 52:54:00:aa:bb:02 10.0.0.6 * 01:52\n";
         let list = r#"[{"mac": "52:54:00:aa:bb:01", "ip": "10.0.0.5"}, {"ip": "10.0.0.7"}]"#;

@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn machine_table() {
+    fn vm_request_table() {
         let of = |resources: Value, annotations: Value| {
             let container = json!({"name": "agent", "resources": resources});
             vm_request(&pod(annotations, json!({"spec": {"containers": [container]}})))
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn own_annotations_ask_for_nothing() {
+    fn own_annotations_do_not_change_the_desired_state() {
         let named = json!({keys::VM_NAME: "a"});
         let noted = json!({keys::VM_NAME: "a", keys::VM_ID: "v", keys::LIFECYCLE_STATE: "ready"});
         let asleep = json!({keys::VM_NAME: "a", keys::HIBERNATE: "true"});

@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn three_silences_in_a_row_end_readiness() {
+    fn readiness_ends_after_three_missed_replies() {
         let mut answers = Answers::default();
         let mut seen = Vec::new();
         for answered in [false, true, false, false, true, false, false, false, false] {
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn replies_of_others_do_not_count() {
+    fn foreign_echo_replies_are_ignored() {
         let ip = Ipv4Addr::new(10, 0, 0, 5);
         let mut packet = vec![0x45, 0, 0, 28, 0, 0, 0, 0, 64, 1, 0, 0, 10, 0, 0, 5, 10, 0, 0, 1];
         packet.extend([ECHO_REPLY, 0, 0, 0, 0x12, 0x34, 0, 1]);

@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn closed_port_is_named() {
+    async fn closed_ssh_port_is_named_in_the_error() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         drop(listener);

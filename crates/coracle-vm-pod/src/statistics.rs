@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn guest_is_one_container() {
+    fn guest_is_reported_as_one_container() {
         let guest = MetricsResponse {
             memory_total_bytes: 100,
             memory_available_bytes: 60,

@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn members_are_told_the_disruption_budget() {
+    fn members_get_the_disruption_budget() {
         let mut pool = pool(1, 1, 1);
         let made = vms(&pool, "U");
         pool.spec.max_unavailable = 2;

@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_api_server_adds_is_no_difference() {
+    fn fields_added_by_the_api_server_cause_no_update() {
         let vm = vm(&json!([{"port": 80}]), "10.0.0.2", true);
         let mut service = named(desired_service(&vm), "s1");
         let spec = service.spec.as_mut().unwrap();

@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn default_is_what_its_text_says() {
+    fn default_thresholds_equal_the_parsed_text() {
         assert_eq!("memory.available<100Mi,nodefs.available<5%".parse(), Ok(PressureThresholds::default()));
         assert_eq!("none".parse(), Ok(PressureThresholds::NONE));
     }

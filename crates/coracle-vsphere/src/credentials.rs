@@ -144,7 +144,7 @@ mod tests {
     const FULL: [(&str, &str); 3] = [("server", "vc.example"), ("username", "u"), ("password", "p\n")];
 
     #[test]
-    fn the_server_is_a_host_or_a_url() {
+    fn server_is_a_host_or_a_url() {
         for (server, want) in [
             ("vc.example", "https://vc.example/sdk"),
             ("vc.example:8443\n", "https://vc.example:8443/sdk"),
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_wrong_is_named_without_its_value() {
+    fn invalid_credentials_name_the_key_without_the_value() {
         for (change, want) in [
             (("server", ""), "key \"server\" is missing or empty"),
             (("username", ""), "key \"username\" is missing or empty"),

@@ -264,7 +264,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_fault_of_the_contract_has_its_class() {
+    fn fault_class_table() {
         use FaultClass::*;
         for (kind, want) in [
             ("InvalidLogin", Auth),

@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_serial_number_and_a_uuid_are_the_same_machine() {
+    fn bios_uuid_parses_serial_number_and_uuid() {
         let want = Some("421f0a0b-1c2d-3e4f-5061-728394a5b6c7".to_owned());
         for text in [
             "VMware-42 1f 0a 0b 1c 2d 3e 4f-50 61 72 83 94 a5 b6 c7",
@@ -47,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn version_five_is_that_of_the_rfc() {
+    fn uuid_v5_matches_the_rfc() {
         // RFC 9562, appendix A.4 uses the DNS namespace; this value is from Python's uuid.uuid5(NAMESPACE_URL, …).
         assert_eq!(uuid_v5("http://python.org/"), "4c565f0d-3f5a-5890-b41b-20cf47701c5e");
     }

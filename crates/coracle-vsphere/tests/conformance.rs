@@ -126,12 +126,12 @@ async fn files(vsphere: &dyn Vsphere, site: &coracle_vsphere::Site) -> anyhow::R
 }
 
 #[tokio::test]
-async fn the_fake_keeps_the_promises() {
+async fn fake_vsphere_conforms() {
     check(&FakeVsphere::default()).boxed().await.unwrap();
 }
 
 #[test]
-fn the_client_keeps_them_on_a_vcenter() {
+fn client_conforms_on_vcsim() {
     netns::run(|| async {
         let Some(vcsim) = support::vcsim(&[])? else { return Ok(()) };
         let client = client(&credentials(&vcsim)).await?;

@@ -71,7 +71,7 @@ fn twenty_machines_take_six_calls_each_and_shared_waits() {
 }
 
 #[test]
-fn a_session_that_ends_is_opened_again_once_by_all_who_need_it() {
+fn expired_session_is_renewed_once_for_all_callers() {
     run(&[], |vcsim| async move {
         let client = client(&credentials(&vcsim)).await?;
         let site = client.site(&site_spec()).await?;
@@ -96,7 +96,7 @@ fn a_session_that_ends_is_opened_again_once_by_all_who_need_it() {
 }
 
 #[test]
-fn a_refused_user_is_not_tried_again_at_once() {
+fn refused_user_is_not_tried_again_at_once() {
     run(&["-username", "root", "-password", "right"], |vcsim| async move {
         let wrong = client(&credentials(&vcsim)).await.unwrap_err();
         assert_eq!(wrong.class(), FaultClass::Auth);
@@ -143,7 +143,7 @@ fn certificate_is_verified_by_thumbprint_or_authority() {
 }
 
 #[test]
-fn a_name_that_is_not_there_is_named_with_its_field() {
+fn missing_inventory_object_is_reported_with_the_field() {
     run(&[], |vcsim| async move {
         let client = client(&credentials(&vcsim)).await?;
         type Change = fn(&mut SiteSpec);
@@ -195,7 +195,7 @@ fn a_name_that_is_not_there_is_named_with_its_field() {
 }
 
 #[test]
-fn lost_answers_and_storms_are_errors_that_pass() {
+fn lost_answers_and_503_are_session_errors() {
     run(&[], |vcsim| async move {
         let client = client(&credentials(&vcsim)).await?;
         let site = client.site(&site_spec()).await?;

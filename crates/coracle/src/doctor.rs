@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn golden_table_of_a_machine_with_a_kvm_that_hangs() {
+    fn golden_table_of_a_host_with_hanging_kvm() {
         let hangs = probe(Some(Accelerator::Tcg), "/dev/kvm opens, but a guest in long mode hangs");
         let checks = [
             hypervisor(&hangs),
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn every_verdict_that_is_not_good_says_what_to_do() {
+    fn check_has_help_unless_result_is_good() {
         let none = probe(None, "qemu-system-x86_64 is not to be found");
         let tcg = probe(Some(Accelerator::Tcg), "/dev/kvm does not exist");
         let kvm = probe(Some(Accelerator::Kvm), "the payload answered in 3 ms");

@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn the_originals_file_is_read() {
+    fn env_file_of_the_original_epoch_is_parsed() {
         let text = "# store\nexport EPOCH_S3_ENDPOINT=s3.example:9000\nEPOCH_S3_BUCKET=\"epoch\"\nEPOCH_S3_ACCESS_KEY='a'\n\
                     EPOCH_S3_SECRET_KEY = b=c \nEPOCH_S3_SECURE=false\n";
         let s3 = of(text).unwrap().unwrap();

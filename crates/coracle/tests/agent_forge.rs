@@ -108,7 +108,7 @@ async fn coracle(kubeconfig: &Path, args: &[&str]) -> (i32, String, String) {
 }
 
 #[test]
-fn original_name_flags_ports_lease_and_rights_suffice() {
+fn agent_forge_runs_with_original_flags_ports_lease_and_rbac() {
     let Some([kubectl]) = tools::require(["kubectl"]) else { return };
     cluster::run_within(Duration::from_secs(150), |cluster| async move {
         let Some(vcsim) = Vcsim::start_or_skip(&[])? else { return anyhow::Ok(()) };

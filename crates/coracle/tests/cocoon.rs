@@ -88,7 +88,7 @@ async fn get(url: &str) -> Result<String, String> {
 }
 
 #[test]
-fn originals_names_variables_lease_and_rights_suffice() {
+fn cocoon_runs_with_original_names_variables_lease_and_rbac() {
     let Some([kubectl]) = tools::require(["kubectl"]) else { return };
     cluster::run_within(Duration::from_secs(150), |cluster| async move {
         let client = cluster.client();

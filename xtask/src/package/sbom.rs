@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_cargo_tree() {
+    fn cargo_tree_line_table() {
         for (text, want) in [
             ("serde v1.0.228 (proc-macro)", Some(("serde", "1.0.228"))),
             ("coracle v0.1.0 (/src/coracle)", Some(("coracle", "0.1.0"))),

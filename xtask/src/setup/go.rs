@@ -230,7 +230,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn builds_of_up_come_before_builds_of_tests() {
+    fn builds_are_sorted_by_purpose() {
         assert!(BUILDS.is_sorted_by_key(|build| build.purpose));
     }
 

@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn program_that_a_signal_ended_says_which() {
+    fn program_ended_by_a_signal_reports_the_signal() {
         let ended = shell("kill -9 $$", Duration::from_secs(20));
         assert!(!ended.passed && ended.text.contains("signal: 9"), "{}", ended.text);
         assert!(shell("true", Duration::from_secs(20)).passed);

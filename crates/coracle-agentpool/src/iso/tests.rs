@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use super::*;
 
 #[test]
-fn a_token_is_in_no_url_that_is_shown() {
+fn redacted_url_contains_no_token() {
     for (url, want) in [
         ("https://h/images/1?api_key=secret&version=4.18", "https://h/images/1"),
         ("https://u:secret@h:8443/a/b.iso#secret", "https://h:8443/a/b.iso"),
@@ -17,7 +17,7 @@ fn a_token_is_in_no_url_that_is_shown() {
 }
 
 #[test]
-fn intervals_are_written_as_go_writes_them() {
+fn check_interval_is_parsed_as_a_go_duration() {
     for (text, want) in [
         ("10m", Some(600)),
         ("1h30m", Some(5400)),
@@ -32,7 +32,7 @@ fn intervals_are_written_as_go_writes_them() {
 }
 
 #[test]
-fn an_iso_is_due_when_it_is_old_changed_or_lost() {
+fn iso_is_due_when_old_changed_or_lost() {
     let now: Timestamp = "2026-06-01T10:00:00Z".parse().unwrap();
     let url = "http://h/image";
     let mut pool = VsphereAgentPool::default();
@@ -61,7 +61,7 @@ fn an_iso_is_due_when_it_is_old_changed_or_lost() {
 }
 
 #[test]
-fn an_iso_that_a_vm_holds_is_never_pruned() {
+fn attached_or_current_iso_is_not_pruned() {
     let v = |p: &str| IsoVersion { path: p.into(), ..IsoVersion::default() };
     let history = [v("p/3.iso"), v("p/2.iso"), v("p/1.iso"), v("p/0.iso")];
     let held = HashSet::from(["[ds] p/1.iso".to_owned()]);
@@ -70,7 +70,7 @@ fn an_iso_that_a_vm_holds_is_never_pruned() {
 }
 
 #[test]
-fn only_an_upload_that_was_given_up_long_ago_is_removed() {
+fn partial_upload_is_removed_only_when_stale() {
     let file = |name: &str, modified: &str| File { name: name.into(), size: 1, modified: modified.into() };
     let files = [
         file(".old.partial", "2026-06-01T08:59:00Z"),
@@ -81,7 +81,7 @@ fn only_an_upload_that_was_given_up_long_ago_is_removed() {
 }
 
 #[test]
-fn a_prefix_stays_inside_the_datastore() {
+fn path_prefix_cannot_escape_the_datastore() {
     let mut pool = VsphereAgentPool::default();
     (pool.metadata.namespace, pool.metadata.name) = (Some("ns".into()), Some("p".into()));
     for (given, want) in

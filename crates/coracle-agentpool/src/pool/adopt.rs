@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn only_confirmed_vms_without_owner_are_adopted() {
+    fn unconfirmed_or_owned_vms_are_not_adopted() {
         let (mac, note) = ("00-50-56-00-00-01", "agent-forge.containeroo.ch/vsphere-agent-uid=x");
         let row = |source: &str, mac: &str| OwnedVm {
             name: "old".into(),

@@ -126,7 +126,7 @@ fn unreadable_vm_may_be_the_recorded_one() {
 }
 
 #[test]
-fn note_is_written_only_where_none_is() {
+fn owner_note_is_added_only_to_an_empty_annotation() {
     assert!(id().missing_note(&vm(|vm| vm.annotation.clear()), &folder()).is_some());
     assert_eq!(id().missing_note(&vm(|_| {}), &folder()), None);
     let adopted = VmIdentity { is_adopted: true, ..id() };

@@ -37,7 +37,7 @@ fn secret_without_key_is_reported_and_next_one_used() {
 }
 
 #[test]
-fn a_refused_user_is_reported_and_not_hammered() {
+fn refused_vcenter_login_is_reported_and_recovers() {
     cluster::run(|cluster| async move {
         let w = waiting(cluster).await?;
         w.vcenter.fake().refuse_login(true);
@@ -50,7 +50,7 @@ fn a_refused_user_is_reported_and_not_hammered() {
 }
 
 #[test]
-fn unknown_names_are_named_with_their_field() {
+fn unknown_vsphere_object_is_reported_with_its_field() {
     cluster::run(|cluster| async move {
         for field in [
             "vsphere.datacenter",
@@ -74,7 +74,7 @@ fn unknown_names_are_named_with_their_field() {
 }
 
 #[test]
-fn an_image_that_is_missing_or_cut_short_leaves_nothing_behind() {
+fn missing_or_truncated_image_leaves_no_iso() {
     cluster::run(|cluster| async move {
         let w = waiting(cluster).await?;
         w.image.change(|i| i.status = 404);
@@ -105,7 +105,7 @@ fn an_image_that_is_missing_or_cut_short_leaves_nothing_behind() {
 }
 
 #[test]
-fn an_infra_env_that_is_not_ready_is_waited_for() {
+fn infra_env_that_is_not_ready_is_awaited() {
     cluster::run(|cluster| async move {
         let w = waiting(cluster).await?;
         w.image_ready(false).await?;
@@ -118,7 +118,7 @@ fn an_infra_env_that_is_not_ready_is_waited_for() {
 }
 
 #[test]
-fn a_full_datastore_is_reported_and_tried_again() {
+fn full_datastore_is_reported_and_retried() {
     cluster::run(|cluster| async move {
         let w = waiting(cluster).await?;
         w.vcenter.fake().fail("CreateVM_Task", 0, 1000, FakeFault::Task("NoDiskSpace"));
@@ -132,7 +132,7 @@ fn a_full_datastore_is_reported_and_tried_again() {
 }
 
 #[test]
-fn a_vm_of_our_name_with_the_notes_of_another_is_left_alone() {
+fn vm_with_notes_of_another_owner_is_left_alone() {
     cluster::run(|cluster| async move {
         let w = waiting(cluster).await?;
         let operator = w.operator();
@@ -186,7 +186,7 @@ fn unowned_vm_is_not_adopted_without_claim() {
 }
 
 #[test]
-fn of_two_vms_with_our_notes_none_is_picked() {
+fn two_vms_with_the_same_owner_notes_are_both_kept() {
     cluster::run(|cluster| async move {
         let w = waiting(cluster).await?;
         let operator = w.operator();
@@ -207,7 +207,7 @@ fn of_two_vms_with_our_notes_none_is_picked() {
 }
 
 #[test]
-fn a_certificate_that_is_not_the_secrets_is_refused_and_named() {
+fn vcenter_certificate_with_wrong_thumbprint_is_refused() {
     cluster::run(|cluster| async move {
         let Some(mut w) = World::real(cluster, &[]).await? else { return anyhow::Ok(()) };
         w.simulate(Style::Old);

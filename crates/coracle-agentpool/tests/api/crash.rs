@@ -66,7 +66,7 @@ fn rounds() -> u32 {
 }
 
 #[test]
-fn converges_after_a_crash_anywhere_with_one_vm() {
+fn operator_converges_to_one_vm_after_a_crash_at_any_call() {
     cluster::run_within(Duration::from_secs(170) * rounds(), |cluster| async move {
         let whole = world(cluster).await?;
         let calls = live(&whole, None).await?;
@@ -86,7 +86,7 @@ fn converges_after_a_crash_anywhere_with_one_vm() {
 }
 
 #[test]
-fn a_create_task_that_outlives_the_operator_is_adopted() {
+fn create_task_that_outlives_the_operator_is_adopted() {
     cluster::run(|cluster| async move {
         let w = world(cluster).await?;
         let fake = w.vcenter.fake();

@@ -69,7 +69,7 @@ fn new_iso_revision_is_uploaded_once_and_repaired() {
 }
 
 #[test]
-fn etags_identify_revisions_before_dates() {
+fn etag_takes_precedence_over_last_modified() {
     cluster::run(|cluster| async move {
         let mut w = World::fake(cluster).await?;
         w.image.change(|i| i.etag = true);
@@ -218,7 +218,7 @@ fn undeletable_iso_stays_in_history_and_is_retried() {
 }
 
 #[test]
-fn a_silent_image_service_is_given_up_and_leaves_nothing_behind() {
+fn silent_image_service_times_out_and_leaves_no_iso() {
     cluster::run(|cluster| async move {
         let mut w = World::fake(cluster).await?;
         w.image.change(|i| i.silent = true);
@@ -242,7 +242,7 @@ fn a_silent_image_service_is_given_up_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn images_outlive_their_pool_unless_it_says_otherwise() {
+fn isos_outlive_their_pool_unless_delete_isos_is_set() {
     cluster::run(|cluster| async move {
         for (annotation, left) in [("false", 1), ("true", 0)] {
             let mut w = World::fake(cluster).await?;

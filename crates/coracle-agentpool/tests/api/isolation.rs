@@ -109,7 +109,7 @@ fn vcenter_that_does_not_answer_delays_no_other() {
 }
 
 #[test]
-fn secrets_of_one_user_that_differ_keep_their_sessions() {
+fn differing_secrets_of_one_user_keep_separate_sessions() {
     cluster::run_within(Duration::from_secs(170), |cluster| async move {
         let Some(w) = World::real(cluster, &[]).await? else { return anyhow::Ok(()) };
         let vcsim = w.vcenter.vcsim();

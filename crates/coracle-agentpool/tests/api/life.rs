@@ -65,7 +65,7 @@ fn hypershift_scales_from_0_to_20_to_5_to_0_and_vcenter_follows() {
 }
 
 #[test]
-fn a_provider_that_says_it_on_agent_reserved_is_understood_too() {
+fn provider_reporting_on_agent_reserved_gets_vms() {
     cluster::run(|cluster| async move {
         let mut w = World::fake(cluster).await?;
         w.simulate(Style::New);
@@ -155,7 +155,7 @@ async fn sims_without_provider(w: &mut World, machines: &[&str]) -> anyhow::Resu
 }
 
 #[test]
-fn a_machine_whose_vm_another_one_took_gets_a_second_one() {
+fn machine_whose_vm_was_taken_gets_a_second_vm() {
     cluster::run(|cluster| async move {
         let mut w = World::fake(cluster).await?;
         w.simulate_guests();
@@ -244,7 +244,7 @@ fn vcenter_outage_and_lost_session_lose_no_vm() {
 }
 
 #[test]
-fn two_operators_and_one_lease_make_one_vm_each() {
+fn operator_failover_creates_no_duplicate_vm() {
     cluster::run(|cluster| async move {
         let mut w = World::fake(cluster).await?;
         w.simulate(Style::Old);

@@ -135,7 +135,7 @@ fn pool_with_manage_adopts_vm_that_vsphere_confirms() {
 }
 
 #[test]
-fn unmet_selector_is_an_event_with_the_label() {
+fn unmet_selector_emits_an_event_with_the_label() {
     cluster::run(|cluster| async move {
         let w = World::fake(cluster).await?;
         w.pool(|p| p.spec.agent.labels = [("customer".to_owned(), "another".to_owned())].into()).await?;
@@ -182,7 +182,7 @@ fn agent_without_vm_does_not_block_forty_nine_others() {
 }
 
 #[test]
-fn a_cluster_that_serves_machines_as_v1beta2_only_is_served_too() {
+fn cluster_with_only_v1beta2_machines_is_supported() {
     netns::run_within(Duration::from_secs(170), || async {
         let cluster = Cluster::start().await?;
         world::install(&cluster.client(), &definitions(&["v1beta2"])).await?;

@@ -23,7 +23,7 @@ use crate::{
 };
 
 #[test]
-fn an_agent_that_is_claimed_between_plan_and_fence_keeps_its_vm() {
+fn agent_claimed_between_plan_and_fence_keeps_its_vm() {
     cluster::run(|cluster| async move {
         let mut w = World::fake(cluster).await?;
         w.simulate_guests();
@@ -86,7 +86,7 @@ fn labels_that_are_edited_destroy_nothing() {
 }
 
 #[test]
-fn what_a_guest_says_of_itself_never_chooses_what_is_destroyed() {
+fn forged_guest_inventory_never_destroys_another_vm() {
     cluster::run(|cluster| async move {
         let mut w = World::fake(cluster).await?;
         w.simulate(Style::Old);
@@ -117,7 +117,7 @@ fn what_a_guest_says_of_itself_never_chooses_what_is_destroyed() {
 }
 
 #[test]
-fn two_pools_on_one_infra_env_never_take_each_others() {
+fn pools_sharing_an_infra_env_never_take_each_others_vms() {
     cluster::run(|cluster| async move {
         let mut w = World::fake(cluster).await?;
         w.simulate(Style::Old);
@@ -163,7 +163,7 @@ fn two_pools_on_one_infra_env_never_take_each_others() {
 }
 
 #[test]
-fn a_very_long_name_is_cut_where_a_label_or_a_host_name_ends() {
+fn long_machine_name_is_shortened_for_vm_and_hostname() {
     cluster::run(|cluster| async move {
         let mut w = World::fake(cluster).await?;
         w.simulate(Style::Old);
@@ -184,7 +184,7 @@ fn a_very_long_name_is_cut_where_a_label_or_a_host_name_ends() {
 }
 
 #[test]
-fn a_pool_that_is_deleted_while_it_creates_leaves_nothing() {
+fn pool_deleted_during_vm_creation_leaves_nothing() {
     cluster::run(|cluster| async move {
         let w = World::fake(cluster).await?;
         w.pool(|_| {}).await?;
@@ -274,7 +274,7 @@ fn unapproved_agent_is_patched_once() {
 }
 
 #[test]
-fn a_changed_secret_opens_a_new_session_and_the_work_goes_on() {
+fn changed_secret_opens_a_new_session_and_loses_no_vm() {
     cluster::run(|cluster| async move {
         let Some(mut w) = World::real(cluster, &[]).await? else { return anyhow::Ok(()) };
         w.simulate(Style::Old);
@@ -304,7 +304,7 @@ fn a_changed_secret_opens_a_new_session_and_the_work_goes_on() {
 }
 
 #[test]
-fn an_infra_env_that_is_gone_stops_new_vms_and_harms_none() {
+fn missing_infra_env_blocks_new_vms_and_keeps_existing_ones() {
     cluster::run(|cluster| async move {
         let mut w = World::fake(cluster).await?;
         w.simulate(Style::Old);

@@ -38,7 +38,7 @@ fn hidden(vm: &Vm) -> impl FnOnce(&mut Option<Vm>) + use<> {
 }
 
 #[test]
-fn unreadable_vm_is_neither_gone_nor_made_again() {
+fn unreadable_vm_is_neither_forgotten_nor_recreated() {
     cluster::run(|cluster| async move {
         let (w, operator, vm) = bound(cluster).await?;
         w.vcenter.fake().meddle(&vm.object.id, hidden(&vm));
@@ -64,7 +64,7 @@ fn unreadable_vm_is_neither_gone_nor_made_again() {
 }
 
 #[test]
-fn vm_that_can_be_read_again_is_an_event() {
+fn vm_that_is_readable_again_emits_an_event() {
     cluster::run(|cluster| async move {
         let (w, operator, vm) = bound(cluster).await?;
         w.vcenter.fake().meddle(&vm.object.id, hidden(&vm));
@@ -106,7 +106,7 @@ fn vm_without_notes_in_another_folder_is_not_destroyed() {
 }
 
 #[test]
-fn adopted_vm_with_notes_of_a_person_lives_and_goes() {
+fn adopted_vm_with_user_notes_is_kept_until_scale_down() {
     cluster::run(|cluster| async move {
         let (w, operator, vm) = bound(cluster).await?;
         operator.kill().await;
@@ -214,7 +214,7 @@ fn operator_stops_in_time_beside_a_task_that_runs() {
 }
 
 #[test]
-fn host_is_named_where_vcenter_asks_for_it() {
+fn host_is_specified_if_vcenter_requires_one() {
     cluster::run(|cluster| async move {
         let w = waiting(cluster).await?;
         w.vcenter.fake().need_host(true);
@@ -226,7 +226,7 @@ fn host_is_named_where_vcenter_asks_for_it() {
 }
 
 #[test]
-fn vms_go_although_their_secret_went_first() {
+fn vms_are_deleted_after_their_secret_was_deleted() {
     cluster::run(|cluster| async move {
         let (w, operator, _) = bound(cluster).await?;
         let secrets: kube::Api<k8s_openapi::api::core::v1::Secret> =
@@ -241,7 +241,7 @@ fn vms_go_although_their_secret_went_first() {
 }
 
 #[test]
-fn image_service_that_drips_keeps_no_worker_from_others() {
+fn stalled_image_service_blocks_no_worker() {
     cluster::run(|cluster| async move {
         let w = World::fake(cluster).await?;
         w.image.change(|i| i.silent = true);
@@ -310,7 +310,7 @@ fn rows_that_another_writer_left_are_removed() {
 }
 
 #[test]
-fn two_pools_of_one_node_pool_say_so() {
+fn pools_sharing_a_node_pool_report_several_pools() {
     cluster::run(|cluster| async move {
         let w = waiting(cluster).await?;
         let mut second = crate::objects::pool_object(&w.ns);
@@ -328,7 +328,7 @@ fn two_pools_of_one_node_pool_say_so() {
 }
 
 #[test]
-fn vm_without_owner_counts_although_its_pool_has_no_vm() {
+fn unowned_vm_is_counted_for_an_empty_pool() {
     cluster::run(|cluster| async move {
         let mut w = World::fake(cluster).await?;
         w.simulate(Style::Old);

@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_exact_text_true_is_true() {
+    fn hibernate_annotation_is_set_only_by_exact_true() {
         for (text, want) in [("true", true), ("True", false), ("1", false), ("", false), (" true", false)] {
             let all = BTreeMap::from([(keys::HIBERNATE.to_owned(), text.to_owned())]);
             assert_eq!(VmSpecAnnotations::parse(&all).hibernate, want, "{text:?}");

@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn toleration_of_every_taint_is_not_enough() {
+    fn pod_tolerating_every_taint_is_not_a_cocoon_pod() {
         for (toleration, want) in [
             (serde_json::json!({"key": keys::TAINT_KEY, "operator": "Exists"}), true),
             (serde_json::json!({"key": keys::TAINT_KEY, "value": "cocoon"}), true),

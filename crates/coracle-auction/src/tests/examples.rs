@@ -103,7 +103,7 @@ impl Desk {
 
 /// Default catalogue: list price, reserve, quote of an idle market.
 #[test]
-fn idle_quotes() {
+fn idle_market_quotes_follow_the_catalogue() {
     for (name, cap, reserve, quote) in [
         ("h100-8x", "64.00", "16.00", "25.6000"),
         ("h100-4x", "32.00", "8.00", "12.8000"),
@@ -121,7 +121,7 @@ fn idle_quotes() {
 
 /// `maxBid` 4.50 in an idle market: three strategies, three limits, one price.
 #[test]
-fn strategies_in_an_idle_market() {
+fn strategies_pay_the_reserve_in_an_idle_market() {
     let mut desk = Desk::new(3);
     let quote = desk.market.quotes().quote;
     for (tenant, percent, limit) in [(1, 65, "2.0800"), (2, 90, "2.8800"), (3, 120, "3.8400")] {
@@ -136,7 +136,7 @@ fn strategies_in_an_idle_market() {
 
 /// The same strategies at a clearing price of 4.00: 2.60 and 3.60 rest, 4.50 wins and pays the clearing price.
 #[test]
-fn strategies_at_a_clearing_price_of_four() {
+fn highest_strategy_alone_wins_at_a_clearing_price_of_four() {
     let mut desk = Desk::new(2);
     let weak = desk.bid(7, "4.00", 1);
     let strong = desk.bid(8, "8.00", 1);
@@ -176,7 +176,7 @@ fn own_bids_never_raise_the_own_price() {
 
 /// A limit at the list price is never preempted.
 #[test]
-fn firm_at_the_cap() {
+fn limit_at_the_list_price_is_never_preempted() {
     let mut desk = Desk::new(1);
     let firm = desk.bid(1, "8.00", 1);
     desk.boot();
@@ -189,7 +189,7 @@ fn firm_at_the_cap() {
 
 /// The allocation with the lowest limit leaves first; among equal limits, the newest match.
 #[test]
-fn which_node_leaves_first() {
+fn lowest_limit_then_newest_match_is_preempted_first() {
     let mut desk = Desk::new(3);
     let (old, new, low) = (desk.bid(1, "4.00", 1), desk.bid(2, "4.00", 1), desk.bid(3, "3.00", 1));
     desk.boot();
@@ -211,7 +211,7 @@ fn which_node_leaves_first() {
 
 /// A block that does not fit is skipped and does not set the price.
 #[test]
-fn a_skipped_gang_does_not_set_the_price() {
+fn skipped_gang_does_not_set_the_price() {
     let mut desk = Desk::new(3);
     desk.bid(1, "8.00", 1);
     let gang = desk.bid_block(2, "6.00", 3, 3);
@@ -232,7 +232,7 @@ fn a_skipped_gang_does_not_set_the_price() {
 
 /// `rank 14 of 22, 12 units sold; clearing 2.4100 set by another tenant; …`
 #[test]
-fn explain_says_why() {
+fn explain_reports_rank_clearing_price_and_winning_limit() {
     let mut desk = Desk::new(13);
     let holders: Vec<_> = (0..13).map(|n| desk.bid(100 + n, "3.00", 1)).collect();
     let setter = desk.bid(50, "2.41", 1);
@@ -262,7 +262,7 @@ fn explain_says_why() {
 
 /// Three units run at 5, 4 and 3 dollars; a fourth bid is simulated.
 #[test]
-fn simulate_plays_the_next_call() {
+fn simulate_predicts_the_next_call_without_changes() {
     let mut desk = Desk::new(3);
     for (tenant, limit) in [(1, "5.00"), (2, "4.00"), (3, "3.00")] {
         desk.bid(tenant, limit, 1);
@@ -309,7 +309,7 @@ fn charges_follow_the_price() {
 }
 
 #[test]
-fn a_minute_is_the_least_and_our_faults_are_free() {
+fn charge_has_a_one_minute_minimum_and_excludes_host_faults() {
     let mut desk = Desk::new(2);
     let (short, lost) = (desk.bid(1, "8.00", 1), desk.bid(2, "8.00", 1));
     desk.boot();
@@ -331,7 +331,7 @@ fn a_minute_is_the_least_and_our_faults_are_free() {
 
 /// After three failed launches the unit fails; until then it keeps its time priority.
 #[test]
-fn a_unit_that_never_boots_is_given_up() {
+fn unit_ends_after_three_failed_launches() {
     let mut desk = Desk::new(1);
     let bid = desk.bid(1, "3.00", 1);
     let seq = desk.market.bid(bid).unwrap().seq();
@@ -349,7 +349,7 @@ fn a_unit_that_never_boots_is_given_up() {
 
 /// For 15 s, a notice can be moved to another allocation of the same lot.
 #[test]
-fn a_tenant_chooses_its_victim() {
+fn tenant_moves_a_notice_to_another_allocation() {
     let mut desk = Desk::new(2);
     let bid = desk.bid(1, "3.00", 2);
     desk.boot();
@@ -371,7 +371,7 @@ fn a_tenant_chooses_its_victim() {
 
 /// An announced reserve applies from its time on. Allocations that pay less then lose the next call, with their notice.
 #[test]
-fn a_reserve_holds_from_its_time() {
+fn announced_reserve_applies_from_its_effective_time() {
     let mut desk = Desk::new(2);
     let low = desk.bid(1, "2.50", 1);
     desk.boot();

@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_idle_since_its_last_workload_left() {
+    fn node_is_idle_since_its_last_workload_left() {
         let mut state = State::default();
         assert_eq!(state.put_node(node("bn-1"), 10).owners, ["n/b".to_owned()].into());
         assert_eq!(state.idle["bn-1"], 10);

@@ -347,13 +347,13 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_asks_for_nothing_fits_a_node() {
+    fn pods_without_requests_fit_one_node() {
         let pods = [PodFacts::default(), PodFacts::default()];
         assert_eq!(pack(&pool("a", 1, &[], 0), pods.iter().collect()).nodes, 1);
     }
 
     #[test]
-    fn a_pod_counts_for_the_cheapest_alone() {
+    fn pod_is_assigned_only_to_the_cheapest_pool() {
         let pools = [pool("ns/b", 2, &[], 0), pool("ns/a", 2, &[], 0), pool("ns/c", 3, &[], 0)];
         let found = assign(&pools, &[pod("p", 1, 1)]);
         assert_eq!(found.keys().collect::<Vec<_>>(), ["ns/a"], "equal price: by name");
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn daemons_take_their_part_of_each_node() {
+    fn daemonset_pods_reduce_node_capacity() {
         let mut pool = pool("a", 1, &[], 0);
         let daemon = PodFacts { kind: crate::observe::facts::PodKind::Daemon, ..pod("d", 0, 2) };
         pool.reserve(&[daemon]);
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_come_is_the_schedulers_rule() {
+    fn pool_accepts_pods_by_the_scheduler_rules() {
         let mut guarded = pool("a", 1, &[], 0);
         guarded.labels = [("workload".to_owned(), "ml".to_owned())].into();
         guarded.named = ["workload".to_owned()].into();

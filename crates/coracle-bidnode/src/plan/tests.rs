@@ -286,7 +286,7 @@ fn deletion_table() {
 
 /// Nothing is decided while the mirror is behind the last reply. An invalid specification buys nothing and keeps what runs.
 #[test]
-fn nothing_is_bought_on_old_or_bad_news() {
+fn stale_mirror_or_invalid_spec_buys_nothing() {
     let bad = world(2, 5).allocation("a", Active, "2").with(|w| w.object.spec.max_bid = 1.000_000_1);
     assert_eq!(bad.verbs(), "");
     assert!(bad.plan().facts.invalid.is_some_and(|why| why.contains("spec.maxBid")));
@@ -301,7 +301,7 @@ proptest::proptest! {
 
     /// No plan raises `have` above the maximum, buys and sells at once, or exceeds the hourly cap.
     #[test]
-    fn no_plan_buys_too_much(
+    fn plan_never_exceeds_max_nodes_or_hourly_cost(
         min in 0i32..6, spare in 0i32..6, open in 0u32..8, matched in 0u32..3, boots in 0u32..3, runs in 0u32..6,
         nodes in 0u32..12, cap in proptest::option::of(1i64..40), limit in 15_000i64..60_000,
     ) {

@@ -21,7 +21,7 @@ fn raw(spec: &Value) -> DynamicObject {
 
 /// Rows that the schema rejects: the API server answers 422 and stores nothing.
 #[test]
-fn what_the_schema_forbids_is_refused_and_not_stored() {
+fn object_violating_the_schema_is_refused_and_not_stored() {
     cluster::run(|cluster| async move {
         let client = cluster.client();
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
@@ -74,7 +74,7 @@ type Row = (&'static str, &'static str, fn(&mut BidNode));
 
 /// Rows that the schema cannot express: a condition names the field, there is one event, and no bid.
 #[test]
-fn what_cannot_be_obeyed_is_told_and_buys_nothing() {
+fn invalid_spec_is_reported_and_buys_nothing() {
     cluster::run(|cluster| async move {
         let w = World::new(cluster).await?;
         let times = Times { poll: Duration::from_millis(300), ..World::times() };
@@ -127,7 +127,7 @@ fn what_cannot_be_obeyed_is_told_and_buys_nothing() {
 
 /// A valid type without a market: the BidNode bids as soon as the market exists.
 #[test]
-fn a_market_that_does_not_exist_is_told_and_waited_for() {
+fn missing_market_is_reported_and_awaited() {
     cluster::run(|cluster| async move {
         let w = World::new(cluster).await?;
         let operator = w.operator();
@@ -142,7 +142,7 @@ fn a_market_that_does_not_exist_is_told_and_waited_for() {
 
 /// A limit below the reserve price waits in the order book; the condition names the price that would win.
 #[test]
-fn a_bid_below_the_reserve_rests_and_is_told() {
+fn bid_below_the_reserve_stays_open_and_is_reported() {
     cluster::run(|cluster| async move {
         let w = World::new(cluster).await?;
         let operator = w.operator();

@@ -119,7 +119,7 @@ fn acceptance_14_market_outage_loses_and_buys_no_node() {
 
 /// An operator that starts while the market is unavailable reports what the cluster shows, and changes nothing.
 #[test]
-fn an_operator_that_starts_without_market_is_truthful_and_waits() {
+fn operator_started_without_market_reports_state_and_waits() {
     cluster::run_within(LIMIT * 2, |cluster| async move {
         let mut w = World::new(cluster).await?;
         w.supply(HERE, 1).await;

@@ -172,7 +172,7 @@ fn acceptance_08_notice_cordons_and_buys_one_replacement() {
 
 /// Of many simultaneous notices, each is handled before any status is written: a Node has only seconds, a status has time.
 #[test]
-fn all_notices_are_obeyed_before_any_status_is_written() {
+fn notices_are_handled_before_any_status_is_written() {
     const NODES: usize = 8;
     cluster::run(|cluster| async move {
         let mut w = World::new(cluster).await?;

@@ -231,7 +231,7 @@ fn release_of_a_failed_node_names_the_failure() {
 /// A pod that fits by its requests but is refused by the scheduler for another reason buys one node and no more. An event
 /// reports this.
 #[test]
-fn pod_that_no_node_helps_gets_an_event() {
+fn pod_still_unschedulable_after_one_node_gets_an_event() {
     Sim::run(SEED, |sim| async move {
         let mut fixture = Fixture::new(&sim, 3);
         fixture.operator(sim.client());

@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn the_original_name_means_its_own_address() {
+    fn epoch_serve_defaults_to_the_original_address() {
         let words = |line: &str| line.split(' ').map(OsString::from).collect::<Vec<_>>();
         for (typed, want) in [
             ("epoch serve", "epoch registry serve --legacy --addr=:8080"),

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_are_read() {
+    fn volume_flag_is_parsed_or_refused() {
         let here = std::env::current_dir().unwrap();
         let below = here.join("www").display().to_string();
         for (text, want) in [

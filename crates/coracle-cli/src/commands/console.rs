@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_tilde_and_a_dot_at_the_begin_of_a_line_leave() {
+    fn tilde_dot_at_line_start_detaches_the_console() {
         for (pieces, want) in [
             (vec!["~."], true),
             (vec!["ls\r", "~", "."], true),

@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_end_is_a_vm_or_a_path() {
+    fn cp_operand_is_parsed_as_vm_path_or_local_path() {
         let vm = |name: &str, path: &str| End::Vm { name: name.into(), path: path.into() };
         assert_eq!(end("web:/etc/hosts"), vm("web", "/etc/hosts"));
         assert_eq!(end("web:"), vm("web", ""));
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hostile_tar_leaves_nothing_outside() {
+    fn tar_entry_outside_the_target_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let goal = dir.path().join("goal");
         let mut tar = tar::Builder::new(Vec::new());

@@ -201,7 +201,7 @@ mod tests {
     use crate::view::tests::on_node;
 
     #[test]
-    fn a_record_tells_of_its_latest_run() {
+    fn vm_record_yields_events_of_its_latest_run() {
         let reasons = |vm: &pb::Vm| of_record(vm).into_iter().map(|h| h.reason).collect::<Vec<_>>();
         let mut vm = on_node();
         assert_eq!(reasons(&vm), ["Created", "Started"]);

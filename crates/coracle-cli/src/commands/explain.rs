@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn wait_is_the_fix_only_of_what_passes_by_itself() {
+    fn fix_is_wait_only_for_transient_reasons() {
         let vm = Vm::of_object(&in_cluster(), &[]);
         let source = include_str!("../../../coracle-api/src/mikromvm.rs");
         let (_, reasons) = source.split_once("pub mod reason {").unwrap();
@@ -287,14 +287,14 @@ mod tests {
     }
 
     #[test]
-    fn expired_certificate_is_told_to_be_renewed() {
+    fn expired_certificate_fix_is_renewal() {
         let vm = Vm::of_object(&in_cluster(), &[]);
         let fix = fix(reason::AGENT_UNREACHABLE, "invalid peer certificate: Expired", &vm);
         assert!(fix.starts_with("renew the certificates"), "{fix}");
     }
 
     #[test]
-    fn every_state_has_a_cause_and_a_fix() {
+    fn vm_states_have_a_cause_and_a_fix() {
         let ended = |code, error: &str| Some(pb::ExitStatus { code, error: error.to_owned(), signal: 0 });
         for (state, exit, message, cause, fix) in [
             (pb::VmState::Created, None, "", "it was never started", "coracle start web"),

@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_are_pairs_or_one_for_both() {
+    fn port_pair_or_single_port_is_parsed() {
         assert_eq!(parse("8080:80").unwrap(), (8080, 80));
         assert_eq!(parse("80").unwrap(), (80, 80));
         assert_eq!(parse(":80").unwrap(), (0, 80));

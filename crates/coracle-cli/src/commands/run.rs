@@ -289,7 +289,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_default_name_is_short_and_valid() {
+    fn default_vm_name_is_derived_from_the_image() {
         for (image, stem) in [
             ("nginx", "nginx-"),
             ("localhost:5000/team/web-app:1.2", "web-app-"),
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_a_disk_image_and_a_name_is_none() {
+    fn local_image_source_is_recognised_by_path_or_scheme() {
         for (image, want) in [
             ("nginx", None),
             ("localhost:5000/a/b:1", None),

@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_names_its_snapshot() {
+    fn snapshot_name_is_derived_from_file_or_reference() {
         assert_eq!(name_of(Path::new("/tmp/web-1.tar.zst")).as_deref(), Some("web-1"));
         assert_eq!(name_of(Path::new("web")).as_deref(), Some("web"));
         assert_eq!(name_of(Path::new("-")), None);

@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn templates_print_as_kubectls_do() {
+    fn jsonpath_templates_render_as_in_kubectl() {
         let list = json!({"kind": "VMList", "items": [
             {"metadata": {"name": "a", "annotations": {"coracle.dev/uid": "1"}}, "spec": {"cpus": 1}},
             {"metadata": {"name": "b"}, "spec": {"cpus": 2}},
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_template_says_where() {
+    fn malformed_template_error_names_the_defect() {
         for (template, want) in [
             ("{.a", "no } ends"),
             ("{range .a}", "without {end}"),

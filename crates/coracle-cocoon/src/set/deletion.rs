@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn abandoned_set_goes_without_the_registry() {
+    fn abandoned_set_is_deleted_without_the_registry() {
         let mut set = deleted("always", BOTH);
         set.annotations_mut().insert(coracle_api::keys::ABANDON.into(), "true".into());
         assert_eq!(verbs(&set, "", &[], &Settings::default()), "remove-finalizer");
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn policy_of_the_set_says_what_is_saved() {
+    fn snapshot_policy_selects_the_saved_vms() {
         assert!(pods::is_saved(SnapshotPolicy::MainOnly, "prod", "demo", "vk-prod-demo-0"));
         assert!(!pods::is_saved(SnapshotPolicy::MainOnly, "prod", "demo", "vk-prod-demo-db-0"));
         assert_eq!(release::main_vm(&deleted("always", "")), "vk-prod-demo-0");

@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_in_the_life_of_a_pod_is_no_drift() {
+    fn runtime_changes_of_a_pod_are_not_drift() {
         let wanted = made(json!({"agent": {"image": "u"}}));
         let mut stored = pod_in(wanted.clone(), "hibernated");
         stored.annotations_mut().insert(keys::RESTORE_FROM_HIBERNATE.into(), "true".into());

@@ -109,7 +109,7 @@ mod tests {
     use crate::set::testing::{pods_of, set_with};
 
     #[test]
-    fn status_counts_what_is_wanted_and_ready() {
+    fn status_counts_desired_and_ready_agents() {
         let tool = json!({"name": "win", "mode": "static", "staticIP": "10.0.0.9", "staticVMID": "vm-9", "os": "windows",
             "vncPort": 5900});
         let set = set_with(json!({"agent": {"image": "u", "replicas": 1}, "toolboxes": [tool]}));

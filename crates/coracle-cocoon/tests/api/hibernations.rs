@@ -113,7 +113,7 @@ fn second_hibernation_of_a_pod_is_refused() {
 
 /// A node of the first release reports neither states nor generations.
 #[test]
-fn early_node_is_hibernated_by_its_tag() {
+fn pod_on_an_early_node_is_hibernated_by_its_tag() {
     cluster::run(|cluster| async move {
         let w = World::new(cluster).await?;
         w.node.set_faults(Faults { is_early: true, ..Faults::default() });

@@ -169,7 +169,7 @@ fn released_set_continues_from_its_saved_state() {
 }
 
 #[test]
-fn drift_is_acted_on_when_asked_for() {
+fn drifted_pod_is_replaced_when_enabled() {
     cluster::run(|cluster| async move {
         let mut w = World::new(cluster).await?;
         w.settings.drift = true;
@@ -192,7 +192,7 @@ fn drift_is_acted_on_when_asked_for() {
 }
 
 #[test]
-fn schema_refuses_what_cannot_be() {
+fn schema_refuses_invalid_sets() {
     cluster::run(|cluster| async move {
         let w = World::new(cluster).await?;
         let agent = || json!({"image": "u"});

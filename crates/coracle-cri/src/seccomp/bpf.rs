@@ -243,7 +243,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn tests_compare_64_bits() {
+    fn argument_tests_compare_64_bits() {
         let edges = [0, 1, 2, 0xffff_ffff, 1 << 32, (1 << 32) + 1, (2 << 32) + 1, u64::MAX];
         for value in edges {
             for argument in edges {

@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn both_forms_of_names_are_read() {
+    fn syscall_name_and_names_fields_are_read() {
         let json = br#"{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [
             {"name": "chmod", "action": "SCMP_ACT_ERRNO"},
             {"names": ["fchmodat", "no_such_call"], "action": "SCMP_ACT_ERRNO", "errnoRet": 38}]}"#;
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_count_by_capability_and_processor() {
+    fn entries_apply_by_capability_and_architecture() {
         let json = br#"{"defaultAction": "SCMP_ACT_ERRNO", "syscalls": [
             {"names": ["mount"], "action": "SCMP_ACT_ALLOW", "includes": {"caps": ["CAP_SYS_ADMIN"]}},
             {"names": ["clone"], "action": "SCMP_ACT_ALLOW", "excludes": {"caps": ["CAP_SYS_ADMIN"]},

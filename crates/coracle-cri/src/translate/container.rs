@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn spec_has_what_the_kubelet_says() {
+    fn spec_reflects_the_container_config() {
         let namespaces =
             NamespaceOption { pid: NamespaceMode::Container.into(), ..NamespaceOption::default() };
         let security_context = LinuxContainerSecurityContext {

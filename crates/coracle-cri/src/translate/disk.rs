@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn command_env_and_resolver_are_the_pods() {
+    fn command_env_and_resolver_are_taken_from_the_pod() {
         let config = ContainerConfig {
             metadata: Some(ContainerMetadata { name: "macos".into(), attempt: 0 }),
             command: words(&["teamcity-agent"]),
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn mounts_come_before_the_command() {
+    fn mounts_are_made_before_the_command() {
         let config = ContainerConfig {
             command: words(&["make"]),
             mounts: vec![
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn size_is_that_of_the_limits() {
+    fn vm_size_follows_the_limits() {
         let resources = LinuxContainerResources {
             memory_limit_in_bytes: 1 << 30,
             cpu_quota: 150_000,
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_system_cannot_be_given_is_refused() {
+    fn stdin_and_read_only_rootfs_are_refused() {
         let read_only = LinuxContainerSecurityContext { readonly_rootfs: true, ..Default::default() };
         let linux = LinuxContainerConfig { security_context: Some(read_only), resources: None };
         for (why, config) in [

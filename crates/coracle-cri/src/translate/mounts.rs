@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn look_follows_links_and_makes_directories() {
+    fn source_resolution_follows_links_and_makes_directories() {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path().canonicalize().unwrap();
         std::fs::write(dir.join("file"), "").unwrap();

@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn processors_of_the_host_are_left_out() {
+    fn host_cpuset_is_removed_from_unified_limits() {
         let unified =
             [("memory.oom.group", "1"), ("cpuset.cpus", "3")].map(|(k, v)| (k.to_owned(), v.to_owned()));
         let given = LinuxContainerResources { unified: unified.into(), ..resources(0, 0, 0, 0) };
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn update_keeps_what_it_leaves_out() {
+    fn update_keeps_unspecified_resources() {
         let merged = merged(resources(1, 2, 3, 4), &resources(0, 0, 7, 0));
         assert_eq!(merged, resources(1, 2, 7, 4));
         assert_eq!(effective(&resources(0, 0, 0, 0)).cpu_shares, 1024);

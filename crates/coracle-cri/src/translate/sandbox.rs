@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn vmm_is_in_the_cgroup_of_a_pod_that_has_room_for_it() {
+    fn vmm_joins_the_pod_cgroup_unless_overhead_is_too_small() {
         let linux = |memory, overhead: i64| {
             let of = |memory_limit_in_bytes| {
                 Some(LinuxContainerResources { memory_limit_in_bytes, ..LinuxContainerResources::default() })
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_vm_cannot_be_is_refused() {
+    fn unsupported_sandbox_options_are_refused() {
         let namespaces = |change: fn(&mut NamespaceOption)| {
             let mut options = NamespaceOption::default();
             change(&mut options);

@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn privileged_container_has_all_and_hides_nothing() {
+    fn privileged_container_has_all_capabilities_and_no_masks() {
         let context = LinuxContainerSecurityContext {
             privileged: true,
             masked_paths: names(&["/proc/kcore"]),

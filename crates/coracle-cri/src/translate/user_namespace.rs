@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn mounts_have_the_ids_of_their_pod() {
+    fn mount_id_mappings_must_match_the_pod() {
         let pod = IdMapping::new(100, 10).ok();
         let mount =
             |uids: Vec<Wire>| Mount { gid_mappings: uids.clone(), uid_mappings: uids, ..Mount::default() };

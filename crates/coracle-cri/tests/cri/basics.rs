@@ -48,7 +48,7 @@ async fn runtime_should_return_runtime_conditions() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pod_cidr_is_where_new_pods_have_addresses() {
+async fn new_pods_get_addresses_from_the_first_pod_cidr() {
     let node = Node::new().await;
     let mut daemon = node.open().await;
     let kubelet = &mut daemon.kubelet;

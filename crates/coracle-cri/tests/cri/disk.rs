@@ -121,7 +121,7 @@ async fn disk_container_restarts_as_a_new_vm() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rebooted_system_runs_its_command_again() {
+async fn rebooted_guest_runs_its_command_again() {
     let node = Node::new().await;
     let mut daemon = node.open_with_disk().await;
     let kubelet = &mut daemon.kubelet;
@@ -159,7 +159,7 @@ async fn rebooted_system_runs_its_command_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn disk_container_execs_in_its_system() {
+async fn exec_of_a_disk_container_runs_in_the_guest() {
     let node = Node::new().await;
     let mut daemon = node.open_with_disk().await;
     let kubelet = &mut daemon.kubelet;

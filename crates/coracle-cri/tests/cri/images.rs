@@ -34,7 +34,7 @@ async fn image_status_knows_all_kinds_of_references() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn image_status_tells_numeric_users_from_names() {
+async fn image_status_distinguishes_uids_from_user_names() {
     let node = Node::new().await;
     for (name, user) in
         [("uid", "1002"), ("name", "www-data"), ("uid-group", "1003:group"), ("name-group", "www-data:group")]

@@ -136,7 +136,7 @@ async fn pull_with_timeout_of_the_caller_leaves_no_image() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pull_says_why_it_failed() {
+async fn failed_pull_returns_the_cri_error_code() {
     if tools::require(["docker-registry", "skopeo"]).is_none() {
         return;
     }

@@ -7,7 +7,7 @@ use coracle_proto::cri::*;
 use crate::support::{IMAGE, Node, container, sandbox};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn restart_of_the_daemon_keeps_what_the_kubelet_knows() {
+async fn daemon_restart_keeps_sandbox_and_container_state() {
     let node = Node::new().await;
     let mut daemon = node.open().await;
     let kubelet = &mut daemon.kubelet;
@@ -37,7 +37,7 @@ async fn restart_of_the_daemon_keeps_what_the_kubelet_knows() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn vms_of_others_are_no_sandboxes() {
+async fn vms_created_outside_cri_are_not_sandboxes() {
     let node = Node::new().await;
     let mut daemon = node.open().await;
     let other = VmSpec { sandbox: Some(Sandbox::default()), ..VmSpec::of("pod".parse().unwrap(), "") };

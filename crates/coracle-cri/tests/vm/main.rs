@@ -22,7 +22,7 @@ use crate::support::Node;
 const LIMIT: Duration = Duration::from_secs(420);
 
 #[test]
-fn rows_of_containers_pass_on_a_vm() {
+fn cri_container_cases_pass_on_a_vm() {
     netns::run_within(LIMIT, || async {
         let Some(node) = Node::new().await else { return };
         let daemon = node.open().await;
@@ -33,7 +33,7 @@ fn rows_of_containers_pass_on_a_vm() {
 }
 
 #[test]
-fn rows_of_security_contexts_pass_on_a_vm() {
+fn cri_security_context_cases_pass_on_a_vm() {
     netns::run_within(LIMIT, || async {
         let Some(node) = Node::new().await else { return };
         let daemon = node.open().await;
@@ -44,7 +44,7 @@ fn rows_of_security_contexts_pass_on_a_vm() {
 }
 
 #[test]
-fn rows_of_user_namespaces_pass_on_a_vm() {
+fn cri_user_namespace_cases_pass_on_a_vm() {
     netns::run_within(LIMIT, || async {
         let Some(node) = Node::new().await else { return };
         let daemon = node.open().await;
@@ -55,7 +55,7 @@ fn rows_of_user_namespaces_pass_on_a_vm() {
 }
 
 #[test]
-fn rows_of_streaming_pass_on_a_vm() {
+fn cri_streaming_cases_pass_on_a_vm() {
     netns::run_within(LIMIT, || async {
         let Some(node) = Node::new().await else { return };
         let daemon = node.open().await;
@@ -66,7 +66,7 @@ fn rows_of_streaming_pass_on_a_vm() {
 }
 
 #[test]
-fn disk_pod_runs_a_command_in_its_system() {
+fn disk_pod_runs_a_command_in_its_guest() {
     netns::run_within(Duration::from_secs(900), || async {
         let Some(node) = Node::new().await else { return };
         let daemon = node.open().await;
@@ -94,7 +94,7 @@ fn churn_of_pods_leaves_nothing() {
 }
 
 #[test]
-fn rows_of_sandboxes_pass_on_vms() {
+fn cri_sandbox_cases_pass_on_vms() {
     netns::run_within(LIMIT, || async {
         let Some(node) = Node::new().await else { return };
         let daemon = node.open().await;

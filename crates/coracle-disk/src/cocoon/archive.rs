@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn spooled_files_live_until_dropped() {
+    fn spooled_files_exist_until_dropped() {
         let dir = tempfile::tempdir().unwrap();
         let folder = dir.path().join("state/spool");
         let bytes = archive(&[("snapshot.json", CONFIG, None), ("m", &[1; 9000], None), ("n", b"", None)]);

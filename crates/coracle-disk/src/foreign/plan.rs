@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn detect_tells_container_images_from_artifacts() {
+    fn detect_distinguishes_container_images_from_artifacts() {
         let tar = layer("application/vnd.oci.image.layer.v1.tar+gzip", 1, json!({}));
         let of = |config: &str, artifact: &str| {
             detect(&json!({"artifactType": artifact, "config": {"mediaType": config}, "layers": [tar]}))

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_arguments_are_refused_in_the_old_words() {
+    fn invalid_arguments_keep_the_original_messages() {
         assert_eq!(refusal(|r| r.vm_id.clear()), "vm_id is required");
         assert_eq!(refusal(|r| r.vcpu_count = 0), "vcpu_count must be between 1 and 32");
         assert_eq!(refusal(|r| r.vcpu_count = -1), "vcpu_count must be between 1 and 32");
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn the_image_comes_from_the_first_place_that_names_one() {
+    fn image_ref_precedes_metadata_rootfs_and_default() {
         let image = |change: fn(&mut pb::CreateVmRequest)| {
             vm_spec(request(change), &MetadataMap::new(), "default:1", "").unwrap().image
         };

@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_shipped_sample_is_accepted() {
+    fn shipped_sample_config_is_accepted() {
         let sample = "
 server: {host: 0.0.0.0, port: 50051}
 firecracker:
@@ -186,7 +186,7 @@ log: {level: info, format: json}
     }
 
     #[test]
-    fn nothing_said_is_the_originals_defaults() {
+    fn empty_config_has_the_original_defaults() {
         let config = LegacyConfig::parse("# empty\n").unwrap();
         assert_eq!((config.server.port, config.monitoring.metrics_port), (50051, 9090));
         assert_eq!(config.network.bridge_ip, "172.16.0.1/24");
@@ -194,7 +194,7 @@ log: {level: info, format: json}
     }
 
     #[test]
-    fn an_unknown_key_is_named() {
+    fn unknown_key_is_named_in_the_error() {
         let error = LegacyConfig::parse("server: {porrt: 1}").unwrap_err().to_string();
         assert!(error.contains("porrt"), "{error}");
     }

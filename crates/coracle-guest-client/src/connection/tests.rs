@@ -84,7 +84,7 @@ async fn calls_of_a_session_that_ends_are_unavailable() {
 }
 
 #[tokio::test]
-async fn a_call_that_the_agent_resets_has_the_code_of_grpc() {
+async fn http2_reset_maps_to_the_grpc_status_code() {
     for (reason, code) in [
         (Reason::REFUSED_STREAM, Code::Unavailable),
         (Reason::CANCEL, Code::Cancelled),
@@ -120,7 +120,7 @@ async fn a_call_that_the_agent_resets_has_the_code_of_grpc() {
 }
 
 #[tokio::test]
-async fn bodies_longer_than_the_windows_go_both_ways() {
+async fn bodies_beyond_the_flow_control_window_are_exchanged() {
     let (mut connection, _hangup, mut agent) = pair().await;
     let (sender, request) = request();
     let whole = Notify::new();
@@ -153,7 +153,7 @@ async fn bodies_longer_than_the_windows_go_both_ways() {
 }
 
 #[tokio::test]
-async fn a_call_ends_when_its_response_is_dropped() {
+async fn dropped_response_cancels_the_call() {
     for answered in [false, true] {
         let (mut connection, _hangup, mut agent) = pair().await;
         let (sender, request) = request();
@@ -185,7 +185,7 @@ async fn a_call_ends_when_its_response_is_dropped() {
 }
 
 #[tokio::test]
-async fn first_call_begins_http2() {
+async fn first_call_upgrades_the_session_to_http2() {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let (stream, _hangup) = share(ours);
     let connection = Connection::early(stream);
@@ -214,7 +214,7 @@ async fn first_call_begins_http2() {
 }
 
 #[tokio::test]
-async fn call_that_was_given_up_before_http2_leaves_the_session() {
+async fn call_cancelled_before_http2_upgrade_keeps_the_session() {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let (stream, _hangup) = share(ours);
     let mut client = GuestClient::with_origin(Connection::early(stream), http::Uri::from_static(ORIGIN));

@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn address_of_a_link_in_the_table_of_the_kernel() {
+    fn if_inet6_line_match_table() {
         let wanted = Ipv6::parse(&wire("fd00::5/64", "", &[])).unwrap().unwrap();
         for (why, line, want) in [
             ("its own", "fd000000000000000000000000000005 02 40 00 80     eth0", true),

@@ -139,7 +139,7 @@ async fn announced(machine: &Machine, mac: [u8; 6], address: [u8; 4]) -> Result<
 
 /// A failed Configure leaves a guest that can still be configured.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_machine_without_a_disk() -> Result<()> {
+async fn diskless_guest_stays_configurable_after_failed_configure() -> Result<()> {
     let Some(mut machine) = Machine::boot()? else { return Ok(()) };
     let told = diskless(&mut machine).await;
     told.with_context(|| machine.story())
@@ -552,7 +552,7 @@ async fn end(machine: &mut Machine, session: Session) -> Result<()> {
 }
 
 #[test]
-fn the_agent_is_small() -> Result<()> {
+fn guest_agent_binary_stays_below_the_size_limit() -> Result<()> {
     let initrd = machine::guest_image()?.join("initrd");
     let Ok(bytes) = std::fs::read(&initrd) else {
         ensure!(std::env::var("CI").as_deref() != Ok("true"), "{} is not there", initrd.display());

@@ -609,21 +609,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_copies() {
+    fn copy_names_are_numbered_and_bounded() {
         let numbered = |prefix: &str, n| numbered(&prefix.parse().unwrap(), n).unwrap().to_string();
         assert_eq!(numbered("web", 3), "web-3");
         assert_eq!(numbered(&"a".repeat(253), 64).len(), HOSTNAME_MAX);
     }
 
     #[test]
-    fn a_snapshot_does_not_say_where_its_copies_are_pushed_to() {
+    fn snapshot_drops_the_commit_annotation() {
         let words = [(COMMIT_ANNOTATION, "elsewhere.example/stolen"), ("team", "ml")];
         let words = words.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
         assert_eq!(inherited(&words), [("team".to_owned(), "ml".to_owned())].into());
     }
 
     #[test]
-    fn an_image_is_named_by_digest() {
+    fn image_reference_is_pinned_to_its_digest() {
         for (reference, want) in [
             ("nginx:1.27", "nginx@sha256:0"),
             ("localhost:5000/a/b", "localhost:5000/a/b@sha256:0"),

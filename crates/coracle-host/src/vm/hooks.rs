@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn how_a_hook_ends() {
+    fn hook_exit_status_table() {
         let exit = |code, signal, error: &str| pb::ExitStatus { code, signal, error: error.into() };
         for (why, exit, words, want) in [
             ("well", exit(0, 0, ""), "done", Ok(())),

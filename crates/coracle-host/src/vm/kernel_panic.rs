@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reason_is_found_in_the_line_of_a_panic() {
+    fn kernel_panic_reason_is_parsed_from_the_console() {
         let endless = format!("{}{PANIC}late\n", "x".repeat(LINE_MAX));
         for (said, reason) in [
             ("[    0.03] Kernel panic - not syncing: VFS: no root\r\nCPU: 0", Some("VFS: no root")),

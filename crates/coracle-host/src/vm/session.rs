@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_guest_says_of_an_end_is_bounded() {
+    fn termination_message_is_bounded_and_valid_utf8() {
         let said = |message: Vec<u8>| {
             let termination_message = message;
             let exited = pb::ContainerExited {

@@ -16,7 +16,7 @@ async fn guest_of_an_adopted_vm_is_waited_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn observed_vm_has_changed_only_when_it_changes() {
+async fn vm_watch_reports_only_later_changes() {
     let node = Node::new().await;
     let (host, _) = node.with(&["web"]).await;
     host.start("web", None).await.unwrap();

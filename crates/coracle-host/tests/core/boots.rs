@@ -99,7 +99,7 @@ fn only_instance(node: &Node) -> Option<InstanceId> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn template_whose_machine_ends_while_it_boots_is_booted_again() {
+async fn template_boot_is_retried_when_the_vmm_exits() {
     let node = Node::new().await;
     let host = node.open_with_templates(|_| {}).await;
     for (ends, is_taken) in [(3, false), (2, true)] {

@@ -48,7 +48,7 @@ fn log(node: &Node, host: &Host, name: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn containers_live_and_end_while_the_vm_stays() {
+async fn containers_start_and_exit_while_the_vm_runs() {
     let node = Node::new().await;
     let host = node.open().await;
     sandbox(&host).await;

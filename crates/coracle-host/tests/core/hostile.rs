@@ -121,7 +121,7 @@ async fn hostile_guest_is_bounded_and_harms_no_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn lies_of_a_guest_change_no_other_container() {
+async fn hostile_guest_report_changes_no_container_of_other_vms() {
     let node = Node::new().await;
     let host = node.open().await;
     for name in ["other", "pod"] {

@@ -49,7 +49,7 @@ fn entries(dir: &Path) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn own_volumes_live_and_end_with_their_vm() {
+async fn own_volumes_are_created_and_removed_with_their_vm() {
     let node = Node::new().await;
     let host = open(&node).await;
     let record = host.create(spec("fast"), Arc::new(NoProgress)).await.unwrap();

@@ -58,7 +58,7 @@ async fn vm_that_no_client_holds_is_removed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn vm_that_is_removed_once_it_is_off() {
+async fn temporary_vm_is_removed_once_powered_off() {
     let node = Node::new().await;
     let host = open(&node, GRACE).await;
     for name in ["runs", "ends", "read"] {
@@ -76,7 +76,7 @@ async fn vm_that_is_removed_once_it_is_off() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn daemon_that_starts_again_removes_what_no_client_holds() {
+async fn restarted_daemon_removes_released_temporary_vms() {
     let node = Node::new().await;
     let host = open(&node, Duration::from_secs(600)).await;
     create_temporary(&host, "held", RemoveWhen::Released).await;
@@ -92,7 +92,7 @@ async fn daemon_that_starts_again_removes_what_no_client_holds() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn unknown_word_is_refused() {
+async fn unknown_remove_annotation_is_refused() {
     let node = Node::new().await;
     let host = open(&node, GRACE).await;
     let metadata = [(REMOVE_ANNOTATION.to_owned(), "soon".to_owned())].into();

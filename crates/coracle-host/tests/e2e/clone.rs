@@ -40,7 +40,7 @@ async fn start(host: &Host, name: &str) -> Record {
 }
 
 #[test]
-fn one_boot_then_clones_that_are_all_somebody_else() {
+fn clones_of_one_boot_have_distinct_identities() {
     netns::run_within(Duration::from_secs(240), || async {
         let Some(node) = Node::new().await else { return };
         let host = node.open_with(|config| config.templates.enabled = true).await;
@@ -120,7 +120,7 @@ fn one_boot_then_clones_that_are_all_somebody_else() {
 }
 
 #[test]
-fn a_clone_that_fails_boots_instead_and_cold_is_obeyed() {
+fn failed_clone_falls_back_to_boot_and_cold_start_boots() {
     netns::run_within(Duration::from_secs(240), || async {
         let Some(node) = Node::new().await else { return };
         let host = node.open_with(|config| config.templates.enabled = true).await;

@@ -62,7 +62,7 @@ fn system(name: &str, image: &str) -> VmSpec {
 }
 
 #[test]
-fn a_cloud_image_is_a_vm_like_any_other() {
+fn cloud_image_vm_supports_volumes_hibernation_and_forks() {
     netns::run_within(LIMIT, || async {
         let (Some(node), Some(image)) = (Node::new().await, image()) else { return };
         // An emulated CPU has nothing of a restored system translated yet.
@@ -138,7 +138,7 @@ fn a_cloud_image_is_a_vm_like_any_other() {
 }
 
 #[test]
-fn uefi_starts_it_too_and_it_may_switch_itself_off() {
+fn uefi_vm_boots_and_stops_on_guest_poweroff() {
     netns::run_within(LIMIT, || async {
         let (Some(node), Some(image)) = (Node::new().await, image()) else { return };
         let host = node.open().await;
@@ -176,7 +176,7 @@ fn uefi_starts_it_too_and_it_may_switch_itself_off() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_before_anything_is_made() {
+fn invalid_disk_image_spec_is_refused_before_creation() {
     netns::run_within(Duration::from_secs(60), || async {
         let Some(node) = Node::new().await else { return };
         let file = node.dir.path().join("small.raw");

@@ -97,7 +97,7 @@ async fn write_without_end(host: &Host, vm: &str) {
 }
 
 #[test]
-fn vmm_that_is_stopped_is_deleted_by_force() {
+fn sigstopped_vmm_is_deleted_by_force() {
     netns::run_within(Duration::from_secs(240), || async {
         let Some(node) = Node::new().await else { return };
         let host = node.open().await;

@@ -88,7 +88,7 @@ const HOGS: &str = "for i in 1 2 3 4 5 6; do dd if=/dev/zero of=/dev/null bs=50M
     echo 1000 >/proc/$$/oom_score_adj; wait";
 
 #[test]
-fn workload_that_was_killed_says_whether_memory_was_short() {
+fn killed_workload_distinguishes_oom_from_signal() {
     netns::run(|| async {
         let Some(node) = Node::new().await else { return };
         let host = node.open().await;
@@ -118,7 +118,7 @@ fn workload_that_was_killed_says_whether_memory_was_short() {
 }
 
 #[test]
-fn a_stale_caller_cannot_move_a_vm() {
+fn stale_fence_cannot_stop_or_delete_a_vm() {
     netns::run(|| async {
         let Some(node) = Node::new().await else { return };
         let host = node.open().await;
@@ -212,7 +212,7 @@ fn allocated(dir: &Path) -> u64 {
 
 /// The root of an image is built for its first VM; later VMs share it.
 #[test]
-fn an_image_of_a_gibibyte_is_not_copied_for_a_vm() {
+fn large_image_is_shared_and_not_copied_per_vm() {
     const LARGE: &str = "localhost/test/large:1";
     netns::run_within(Duration::from_secs(300), || async {
         let Some(node) = Node::new().await else { return };

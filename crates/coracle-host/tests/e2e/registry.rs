@@ -107,7 +107,7 @@ async fn interrupted_pull_resumes(node: &Node, registry: &DebianRegistry, whole:
 }
 
 #[test]
-fn a_snapshot_goes_through_a_registry_to_another_node() {
+fn snapshot_moves_to_another_node_through_a_registry() {
     netns::run_within(Duration::from_secs(300), || async {
         let (Some(node), Some(registry)) = (Node::new().await, registry()) else { return };
         let host = node.open().await;
@@ -219,7 +219,7 @@ fn successful_command_pushes_the_requested_image() {
 }
 
 #[test]
-fn a_vm_becomes_an_image_that_others_run() {
+fn committed_vm_runs_as_an_image_on_another_node() {
     netns::run_within(Duration::from_secs(300), || async {
         let (Some(node), Some(registry)) = (Node::new().await, registry()) else { return };
         let host = node.open().await;

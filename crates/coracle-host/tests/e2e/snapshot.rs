@@ -76,7 +76,7 @@ fn forks_continue_with_identities_of_their_own() {
 }
 
 #[test]
-fn hooks_run_around_a_copy_and_may_refuse_it() {
+fn snapshot_hooks_run_and_their_failure_refuses_the_copy() {
     netns::run_within(Duration::from_secs(240), || async {
         let Some(node) = Node::new().await else { return };
         let hooks =
@@ -119,7 +119,7 @@ async fn until_told(host: &Host, name: &str, want: &str) {
 }
 
 #[test]
-fn a_snapshot_outlives_its_vm() {
+fn snapshot_outlives_its_vm() {
     netns::run_within(Duration::from_secs(240), || async {
         let Some(node) = Node::new().await else { return };
         let host = node.open().await;
@@ -177,7 +177,7 @@ fn a_snapshot_outlives_its_vm() {
 }
 
 #[test]
-fn a_sleeping_vm_moves_to_another_node() {
+fn hibernated_vm_moves_to_another_node() {
     netns::run_within(Duration::from_secs(240), || async {
         let Some(node) = Node::new().await else { return };
         let host = node.open().await;

@@ -32,7 +32,7 @@ async fn read(host: &Host, vm: &str) -> String {
 }
 
 #[test]
-fn shared_directories_get_new_sources() {
+fn restored_shared_directories_get_new_sources() {
     netns::run_within(Duration::from_secs(180), || async {
         let Some(node) = Node::new().await else { return };
         let (one, two) = (dir(&node, "one", "one\n"), dir(&node, "two", "two\n"));
@@ -102,7 +102,7 @@ fn owners_of_a_shared_directory_are_kept() {
 
 /// The content is in the guest's memory, so it is part of the snapshot and needs no source on the node.
 #[test]
-fn volumes_in_memory_come_with_a_snapshot() {
+fn tmpfs_volumes_are_part_of_a_snapshot() {
     netns::run_within(Duration::from_secs(180), || async {
         let Some(node) = Node::new().await else { return };
         let host = node.open().await;

@@ -57,7 +57,7 @@ fn guest_pauses_hibernates_and_resumes() {
 }
 
 #[test]
-fn memory_that_does_not_fit_is_refused_with_the_field_and_kept() {
+fn incompatible_saved_memory_is_refused_and_kept() {
     netns::run_within(Duration::from_secs(240), || async {
         let Some(node) = Node::new().await else { return };
         let host = node.open_with(|config| config.templates.enabled = true).await;
@@ -110,7 +110,7 @@ fn memory_that_does_not_fit_is_refused_with_the_field_and_kept() {
 }
 
 #[test]
-fn a_save_without_a_place_to_write_leaves_the_guest_as_it_was() {
+fn failed_memory_save_leaves_the_guest_running() {
     netns::run_within(Duration::from_secs(120), || async {
         let Some(node) = Node::new().await else { return };
         let host = node.open().await;

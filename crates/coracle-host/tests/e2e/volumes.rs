@@ -39,7 +39,7 @@ async fn run_clone(host: &Host, name: &str) {
 }
 
 #[test]
-fn a_disk_by_name_goes_from_vm_to_vm_with_what_is_on_it() {
+fn named_disk_moves_between_vms_with_its_content() {
     netns::run_within(Duration::from_secs(240), || async {
         let Some(node) = Node::new().await else { return };
         let host = node.open_with(|config| config.templates.enabled = true).await;
@@ -110,7 +110,7 @@ fn a_disk_by_name_goes_from_vm_to_vm_with_what_is_on_it() {
 }
 
 #[test]
-fn a_file_without_a_file_system_is_a_block_device() {
+fn raw_file_is_attached_as_a_block_device() {
     netns::run_within(Duration::from_secs(240), || async {
         let Some(node) = Node::new().await else { return };
         let dir = node.dir.path().join("disks");
@@ -154,7 +154,7 @@ async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
 }
 
 #[test]
-fn a_command_may_lie_in_a_directory_that_its_vm_begins_with() {
+fn workload_command_runs_from_a_shared_directory() {
     netns::run_within(Duration::from_secs(240), || async {
         let Some(node) = Node::new().await else { return };
         let work = node.dir.path().join("work");
@@ -187,7 +187,7 @@ fn a_command_may_lie_in_a_directory_that_its_vm_begins_with() {
 }
 
 #[test]
-fn a_folder_is_one_for_host_and_guest_and_outlives_the_daemon() {
+fn shared_directory_is_coherent_and_survives_daemon_restart() {
     netns::run_within(Duration::from_secs(240), || async {
         let Some(node) = Node::new().await else { return };
         let shared = node.dir.path().join("shared");

@@ -299,7 +299,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn child_is_born_in_a_cgroup_of_version_2() {
+    fn child_process_starts_in_its_cgroup_v2() {
         let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
         let root =
             mounts.lines().find(|line| line.starts_with("cgroup2 ")).and_then(|line| line.split(' ').nth(1));

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn root_of_the_host_has_a_jail_with_disks() {
+    fn jail_with_disks_is_possible_for_host_root() {
         assert!(Jail::is_possible(), "this test runs as root of the host");
         let dir = tempfile::tempdir().unwrap();
         let parts = jail_parts(&dir.path().join("probe"));

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn same_table() {
+    fn file_properties_equality_table() {
         let base = member("x", Kind::File, 5);
         for (why, other, same) in [
             ("nanoseconds are not in a stream", Member { mtime: (5, 0), ..base.clone() }, true),

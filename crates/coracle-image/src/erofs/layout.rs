@@ -270,7 +270,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slots_never_straddle() {
+    fn inodes_and_tails_never_straddle_blocks() {
         for (from, head, tail) in [
             (64, 64, 0),
             (4064, 64, 0),
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn dots_are_sorted_in() {
+    fn dot_entries_are_sorted_with_the_children() {
         let children: Vec<(&[u8], u32)> = vec![(b"!", 1), (b"-", 2), (b".a", 3), (b"...", 4), (b"a", 5)];
         let mut sorted = children.clone();
         sorted.sort_unstable();

@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn encoding() {
+    fn xattr_encoding_drops_unsupported_names() {
         let names = [
             "user.a",
             "security.capability",

@@ -344,7 +344,7 @@ async fn existing_rootfs_is_used_unless_damaged() {
 
 /// Inode number and size of the root directory, which the guest agent expects where it comes first.
 #[tokio::test]
-async fn root_directory_comes_first_where_it_fits() {
+async fn small_root_directory_is_placed_first() {
     let bench = Bench::new();
     let few = Layer::new().file("a", vec![7; 5000]).dir("b", 0o755).file("b/c", "x");
     let many = (0..200).fold(Layer::new(), |layer, n| layer.file(&format!("entry-{n}"), "x"));
@@ -360,7 +360,7 @@ async fn root_directory_comes_first_where_it_fits() {
 
 /// A saved guest needs the layout that it has mounted; other callers take what there is.
 #[tokio::test]
-async fn layout_can_be_asked_for() {
+async fn requested_rootfs_layout_is_returned() {
     let bench = Bench::new();
     let layer = Layer::new().file("a", "x").tar();
     let image = bench.import(&Parts::new(vec![Stored::gzip(&layer)])).await.unwrap();

@@ -65,7 +65,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn layers(draws in draws(), compressed in any::<bool>()) {
+    fn damaged_layer_stays_within_the_store(draws in draws(), compressed in any::<bool>()) {
         let mut tar = layer();
         spoil(&mut tar, &draws);
         let stored = if compressed { Stored::gzip(&tar) } else { Stored::plain(&tar) };
@@ -83,7 +83,7 @@ proptest! {
     }
 
     #[test]
-    fn docker_archives(draws in draws()) {
+    fn damaged_docker_archive_import_leaves_no_leftovers(draws in draws()) {
         let good = Parts::new(vec![Stored::plain(&layer())]);
         let config = format!("{}.json", "c".repeat(64));
         let manifest = format!(r#"[{{"Config":"{config}","RepoTags":["a:1"],"Layers":["l/layer.tar"]}}]"#);

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn workloads_stay_for_who_installed_them() {
+    fn keep_workloads_option_leaves_workloads_installed() {
         let options = Options { keep_workloads: true, ..options() };
         let seen = |stages: &[Stage]| {
             let installed = stages.iter().map(|stage| (*stage, vec![target(&format!("{stage:?}"), false)]));

@@ -55,7 +55,7 @@ fn all_files(dir: &Path, found: &mut impl FnMut(PathBuf)) {
 }
 
 #[test]
-fn node_has_devices_without_paths_of_them() {
+fn node_daemonset_mounts_no_device_paths() {
     let all = files();
     let (_, text) = all.iter().find(|(path, _)| path.ends_with("base/node.yaml")).unwrap();
     let object: serde_json::Value = serde_saphyr::from_str(text).unwrap();

@@ -111,7 +111,7 @@ fn files(dir: &str) -> Vec<(String, Value)> {
 }
 
 #[test]
-fn queries_ask_for_metrics_and_labels_that_there_are() {
+fn queries_use_existing_metrics_and_labels() {
     let known = reference();
     let (mut all, mut failures) = (0, Vec::new());
     for (file, text) in files("dashboards").into_iter().chain(files("alerts")) {
@@ -147,7 +147,7 @@ fn wrong_queries_are_found() {
 
 /// Each alert links to its runbook, and each runbook belongs to an alert.
 #[test]
-fn every_alert_has_its_runbook() {
+fn alerts_and_runbooks_match_one_to_one() {
     let runbooks = deploy().join("../docs/runbooks");
     let mut alerts = BTreeSet::new();
     for (file, text) in files("alerts") {

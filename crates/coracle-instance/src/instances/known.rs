@@ -68,7 +68,7 @@ mod tests {
     use crate::instances::SCHEMA;
 
     #[test]
-    fn tables_follow_owners_and_ends() {
+    fn instance_tables_follow_inserts_and_removals() {
         let vm = |name: &str| InstanceOwner::Vm(coracle_types::VmId::of_name(&name.parse().unwrap()));
         let instance = |owner| Instance { schema: SCHEMA, owner, driver: String::new(), cgroup_parent: None };
         let (a, b) = (InstanceId::new("a", 1), InstanceId::new("b", 1));

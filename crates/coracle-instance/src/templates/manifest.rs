@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stored_template_is_loaded_and_a_changed_one_is_refused() {
+    fn stored_template_loads_and_modified_one_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let key = TemplateKey::parse("0123456789abcdef").unwrap();
         let info = TemplateInfo {

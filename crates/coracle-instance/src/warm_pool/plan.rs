@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn table_of_steps() {
+    fn warm_pool_steps_table() {
         let start = Instant::now();
         let key = |digit: char| TemplateKey::parse(&digit.to_string().repeat(16)).unwrap();
         let (a, b) = (key('a'), key('b'));
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn table_of_steps_by_memory() {
+    fn warm_pool_steps_by_memory_table() {
         let start = Instant::now();
         let a = TemplateKey::parse(&"a".repeat(16)).unwrap();
         let wait = |seconds| Step::Wait(Some(start + Duration::from_secs(seconds)));
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_the_host() {
+    fn host_memory_pressure_table() {
         let guest = MemoryMib::try_from(256).unwrap();
         for (total, available, want) in [
             (4096, 1024, Memory::Spare),

@@ -86,7 +86,7 @@ fn hibernation_saves_before_it_ends_the_vmm() {
 }
 
 #[test]
-fn memory_is_used_up_on_record_before_the_guest_runs() {
+fn saved_memory_is_unrecorded_before_the_guest_resumes() {
     let mut world = World::of(VmState::Hibernated);
     world.call(Call::Start { fence: None });
     let at = |world: &World, verb: &str| world.log.iter().position(|one| one == verb);
@@ -156,7 +156,7 @@ fn requests_wait_for_the_one_that_is_under_way() {
 }
 
 #[test]
-fn graceful_stop_cancels_what_waits_for_a_guest() {
+fn graceful_stop_cancels_waiting_guest_requests() {
     let mut world = World::of(VmState::Running);
     let made = world.call(make_container());
     let stopped = world.call(stop(30));
@@ -219,7 +219,7 @@ fn new_session_settles_before_the_next_request() {
 }
 
 #[test]
-fn rebooted_system_is_configured_and_runs_its_command_again() {
+fn rebooted_disk_image_vm_is_configured_and_reruns_command() {
     let system = || {
         let (mut record, _) = vm(VmState::Running);
         record.disk_image_vm = Some(Default::default());
@@ -256,7 +256,7 @@ fn rebooted_system_is_configured_and_runs_its_command_again() {
 }
 
 #[test]
-fn system_without_an_agent_runs_with_its_vmm() {
+fn disk_image_vm_without_an_agent_runs_with_its_vmm() {
     let (mut record, _) = vm(VmState::Stopped);
     let settings = coracle_record::DiskImageVm { without_agent: true, ..Default::default() };
     (record.disk_image_vm, record.sandbox, record.volumes) = (Some(settings), None, vec![]);
@@ -297,7 +297,7 @@ fn request_right_after_a_start_waits_for_the_volumes() {
 }
 
 #[test]
-fn containers_end_with_the_run_and_who_waits_hears_it() {
+fn containers_end_with_the_run_and_waiters_are_answered() {
     let mut world = World::of(VmState::Running);
     let waits =
         world.call(container(ContainerRequest::Stop { id: id("main"), grace: Duration::from_secs(9) }));

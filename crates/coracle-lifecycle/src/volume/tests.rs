@@ -9,7 +9,7 @@ fn request(name: &str, target: &str, read_only: bool) -> VolumeRequest {
 }
 
 #[test]
-fn names_and_places_come_from_the_source() {
+fn volume_name_and_target_derive_from_the_source() {
     for (path, kind, name, target) in [
         ("/v/Data Set.img", SourceKind::Raw, "data-set", "/dev/data-set"),
         ("/v/data.ext4", SourceKind::Disk(Filesystem::Ext4), "data", "/mnt/data"),
@@ -21,7 +21,7 @@ fn names_and_places_come_from_the_source() {
 }
 
 #[test]
-fn slots_are_taken_by_kind_until_there_is_none() {
+fn device_slots_are_taken_by_kind_until_exhausted() {
     let mut volumes = vec![];
     for want in [13, 14, 15] {
         let name = format!("w{want}");
@@ -50,7 +50,7 @@ fn slots_are_taken_by_kind_until_there_is_none() {
 }
 
 #[test]
-fn shared_directories_have_a_limit_that_disks_do_not_count_in() {
+fn shared_directory_limit_does_not_count_disks() {
     let dir = found("/srv", SourceKind::Directory);
     let mut volumes = vec![];
     for number in 0..SHARED_DIRS_MAX {
@@ -65,7 +65,7 @@ fn shared_directories_have_a_limit_that_disks_do_not_count_in() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_with_what_to_do() {
+fn invalid_volume_request_is_refused_with_advice() {
     let data =
         plan_volume(&[], &[], &request("data", "/data", false), &found("/d", SourceKind::Raw)).unwrap();
     let www =
@@ -88,7 +88,7 @@ fn what_does_not_fit_is_refused_with_what_to_do() {
 }
 
 #[test]
-fn a_disk_that_was_not_left_is_written_before_it_is_read() {
+fn dirty_disk_is_refused_as_read_only() {
     let left = VolumeSource { dirty: true, ..found("/d", SourceKind::Disk(Filesystem::Ext4)) };
     assert!(plan_volume(&[], &[], &request("data", "", false), &left).is_ok());
     let refused = plan_volume(&[], &[], &request("data", "", true), &left).unwrap_err();
@@ -96,7 +96,7 @@ fn a_disk_that_was_not_left_is_written_before_it_is_read() {
 }
 
 #[test]
-fn a_disk_has_many_readers_or_one_writer() {
+fn disk_has_many_readers_or_one_writer() {
     let [a, b] = ["a", "b"].map(|name| VmId::of_name(&name.parse().unwrap()));
     let disk = found("/d", SourceKind::Raw);
     let volume = |read_only| plan_volume(&[], &[], &request("data", "", read_only), &disk).unwrap();
@@ -113,7 +113,7 @@ fn a_disk_has_many_readers_or_one_writer() {
 }
 
 #[test]
-fn sources_are_looked_at() {
+fn volume_sources_are_classified_or_refused() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().canonicalize().unwrap();
     let mut config = HostConfig::new(root.join("state"), "/k".into(), "/i".into());

@@ -205,7 +205,7 @@ async fn follower_stops_at_its_limit() {
 }
 
 #[tokio::test]
-async fn record_that_was_cut_back_is_not_read() {
+async fn truncated_record_is_not_read() {
     use std::io::Write as _;
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("0.log");
@@ -229,7 +229,7 @@ async fn record_that_was_cut_back_is_not_read() {
 
 proptest! {
     #[test]
-    fn tail_is_the_end_of_the_output(
+    fn tail_lines_returns_the_last_lines(
         pieces in prop::collection::vec("[ab\n]{0,30}", 0..30),
         lines in 0_u64..12,
         rotate in prop::option::of(100_u64..2000),

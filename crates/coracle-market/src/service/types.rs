@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_type_goes_both_ways() {
+    fn instance_type_round_trip_is_lossless() {
         let t = pb::InstanceType {
             name: "a100-4x".into(),
             vcpus: 48,

@@ -72,7 +72,7 @@ fn good() -> Value {
 /// PlaceBid with limit ≤ 0 or off the tick, quantity 0 or above 10 000, or min_fill above the quantity: 400 with the field. A
 /// limit below the reserve is accepted.
 #[tokio::test]
-async fn a_field_that_cannot_be_is_named() {
+async fn invalid_bid_field_is_named_in_the_error() {
     let (_dir, served, channel) = start().await;
     let token = tenant(&channel, "c/ns", None, &["trade", "read"]).await;
     let web = Web::new(&served, &token);
@@ -181,7 +181,7 @@ async fn foreign_object_is_not_found() {
 
 /// Amending or cancelling an ended bid: 409 `TERMINAL`. A stale version: 409 `OWNER_VERSION` with the present one.
 #[tokio::test]
-async fn what_came_too_late_is_a_conflict() {
+async fn late_or_stale_bid_change_is_a_conflict() {
     let (_dir, served, channel) = start().await;
     let token = tenant(&channel, "c/ns", None, &["trade", "read"]).await;
     let web = Web::new(&served, &token);
@@ -271,7 +271,7 @@ async fn unauthorised_call_returns_401_403_or_429() {
 /// While the journal cannot be written: 503 for every change, reads still work, `/readyz` fails, nothing is accepted.
 /// Afterwards everything works again.
 #[tokio::test]
-async fn without_a_journal_nothing_is_accepted_and_reads_go_on() {
+async fn lost_journal_refuses_writes_and_serves_reads() {
     use sqlx::sqlite::{SqliteConnectOptions, SqlitePool};
     let (dir, served, channel) = start().await;
     let token = tenant(&channel, "c/ns", None, &["trade", "read"]).await;

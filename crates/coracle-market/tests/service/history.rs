@@ -128,7 +128,7 @@ async fn old_prices_grow_coarser_and_stay_true() {
 
 /// `format=focus`: a table with the columns of FOCUS 1.0, and the cost of usage.
 #[tokio::test]
-async fn charges_come_as_a_focus_table() {
+async fn charges_are_exported_as_a_focus_table() {
     let dir = tempfile::tempdir().unwrap();
     let served = Served::sqlite(&dir.path().join("market.db"));
     let channel = served.connect().await;
@@ -175,7 +175,7 @@ async fn charges_come_as_a_focus_table() {
 
 /// A tenant that raises the price by a bid and cancels it before it wins is counted.
 #[tokio::test]
-async fn a_price_setter_that_is_taken_back_is_counted() {
+async fn cancelled_price_setter_is_counted() {
     let dir = tempfile::tempdir().unwrap();
     let served = Served::sqlite(&dir.path().join("market.db"));
     let channel = served.connect().await;

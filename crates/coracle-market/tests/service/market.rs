@@ -14,7 +14,7 @@ use coracle_testkit::{elapse, eventually};
 
 /// SIGKILL while bids are being placed, ten times. Every acknowledged bid exists afterwards, none twice.
 #[tokio::test]
-async fn what_was_acknowledged_survives_sigkill() {
+async fn acknowledged_bids_survive_sigkill() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("market.db");
     let served = Served::sqlite(&file);
@@ -73,7 +73,7 @@ async fn what_was_acknowledged_survives_sigkill() {
 
 /// Life of a bid: capacity is added, the bid wins at once, its node runs, its owner watches, it is charged.
 #[tokio::test]
-async fn from_bid_to_charge() {
+async fn bid_is_allocated_provisioned_and_charged() {
     let dir = tempfile::tempdir().unwrap();
     let served = Served::sqlite(&dir.path().join("market.db"));
     let channel = served.connect().await;
@@ -142,7 +142,7 @@ async fn from_bid_to_charge() {
 
 /// Table of invalid input, over gRPC and HTTP.
 #[tokio::test]
-async fn bad_input_is_answered_in_the_words_of_the_contract() {
+async fn invalid_input_returns_the_contract_errors() {
     let dir = tempfile::tempdir().unwrap();
     let served = Served::sqlite(&dir.path().join("market.db"));
     let channel = served.connect().await;
@@ -221,7 +221,7 @@ async fn bad_input_is_answered_in_the_words_of_the_contract() {
 
 /// The sum of limits over all markets never exceeds the cap.
 #[tokio::test]
-async fn a_cap_holds_over_all_markets() {
+async fn budget_cap_holds_over_all_markets() {
     let dir = tempfile::tempdir().unwrap();
     let served = Served::sqlite(&dir.path().join("market.db"));
     let channel = served.connect().await;
@@ -253,7 +253,7 @@ async fn a_cap_holds_over_all_markets() {
 /// The cap of a cluster covers its namespaces. An amount that one of them frees serves a waiting bid of another one, without
 /// another request.
 #[tokio::test]
-async fn cap_covers_tenants_below_and_moves_by_itself() {
+async fn cluster_cap_covers_namespaces_and_moves_freed_budget() {
     let dir = tempfile::tempdir().unwrap();
     let served = Served::sqlite(&dir.path().join("market.db"));
     let channel = served.connect().await;
@@ -282,7 +282,7 @@ async fn cap_covers_tenants_below_and_moves_by_itself() {
 
 /// With one byte of the journal flipped, the verification fails, and a restart is refused.
 #[tokio::test]
-async fn verify_finds_a_flipped_byte() {
+async fn verify_detects_a_flipped_byte() {
     use sqlx::sqlite::{SqliteConnectOptions, SqlitePool};
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("market.db");

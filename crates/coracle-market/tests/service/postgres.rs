@@ -19,7 +19,7 @@ fn signal(served: &Served, signal: &str) {
 }
 
 #[tokio::test]
-async fn a_stale_writer_cannot_write() {
+async fn stale_writer_cannot_write() {
     let Some(postgres) = Postgres::start().unwrap() else { return };
     let mut first = Served::spawn(&postgres.dsn(), LEASE_MS);
     first.wait_ready();

@@ -41,7 +41,7 @@ async fn told(socket: &mut WebSocketStream<TcpStream>, kind: &str) -> serde_json
 
 /// WebSocket, server-sent events and gRPC deliver the same frames. A reader that names its position gets no frame again.
 #[tokio::test]
-async fn prices_come_over_every_api() {
+async fn prices_are_served_over_all_apis() {
     let dir = tempfile::tempdir().unwrap();
     let served = Served::sqlite(&dir.path().join("market.db"));
     let mut admin = AdminClient::new(served.connect().await);
@@ -78,7 +78,7 @@ async fn prices_come_over_every_api() {
 
 /// The audit shows who placed, changed and attempted what, with the state before and after; also for a journal without tenants.
 #[tokio::test]
-async fn the_audit_tells_who_changed_what() {
+async fn audit_log_records_actor_and_change() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("market.db");
     let served = Served::sqlite(&file);
@@ -128,7 +128,7 @@ async fn the_audit_tells_who_changed_what() {
 
 /// A changed reserve takes effect ten minutes after its announcement at the earliest; until then the announcement is visible.
 #[tokio::test]
-async fn a_reserve_is_announced_before_it_holds() {
+async fn reserve_is_announced_before_it_applies() {
     const NOTICE_MS: i64 = 600_000;
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("market.db");
@@ -175,7 +175,7 @@ async fn a_reserve_is_announced_before_it_holds() {
 
 /// An instance type has a list price, which is the cap of markets that do not set one.
 #[tokio::test]
-async fn an_instance_type_says_what_its_nodes_are() {
+async fn instance_type_list_price_is_the_default_cap() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("market.db");
     let served = Served::sqlite(&file);

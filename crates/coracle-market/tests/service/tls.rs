@@ -118,7 +118,7 @@ async fn offer(channel: Channel, token: &str) -> Result<(), Status> {
 }
 
 #[tokio::test]
-async fn clients_and_suppliers_are_told_apart_by_certificates() {
+async fn suppliers_need_a_client_certificate_and_tenants_do_not() {
     let dir = tempfile::tempdir().unwrap();
     let [server, clients, other] = [(); 3].map(|()| Authority::new());
     let (certificate, key) = server.sign(false);

@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn failed_attempt_answers_for_as_long_as_it_took() {
+    async fn failed_dial_is_cached_for_its_own_duration() {
         let (silent, deadlines) = (Arc::new(Silent::default()), Deadlines::default());
         let dialer = Dialer::new(silent.clone(), None, deadlines, ControllerMetrics::default());
         let connections = Connections::new(dialer);

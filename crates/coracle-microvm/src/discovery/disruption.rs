@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn two_at_once_are_counted_before_the_store_shows_them() {
+    fn concurrent_disruptions_are_limited_before_store_update() {
         let (a, b) = (vm("a", Some("pool"), Some("1"), true), vm("b", Some("pool"), Some("1"), true));
         let (all, mut disrupted) = ([a.clone(), b.clone()], HashSet::new());
         assert!(may_disrupt(&a, &all, &mut disrupted) && !may_disrupt(&b, &all, &mut disrupted));

@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn lease_first_seen_lives_only_if_it_was_renewed_lately() {
+    fn lease_first_seen_is_alive_only_if_recently_renewed() {
         for (why, renewed, at_once, after_a_duration) in [
             ("renewed now", Some(0), None, Some(40)),
             ("renewed a moment ago", Some(-10), None, Some(30)),
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn lease_lives_once_it_is_seen_renewed() {
+    fn lease_is_alive_once_a_renewal_is_observed() {
         let skewed = LeaseLiveness::first(Some(at(-7200)), DURATION, at(0));
         assert!(!skewed.is_alive(at(0)) && !skewed.was_alive());
         let renewed = skewed.next(Some(at(-7190)), DURATION, at(10));

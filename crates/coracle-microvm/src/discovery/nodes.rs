@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn node_tells_cordon_readiness_and_its_own_addresses() {
+    fn node_object_yields_cordon_readiness_and_addresses() {
         let plain = read(|_| ()).unwrap();
         assert!(plain.ready && !plain.cordoned);
         assert_eq!(plain.agents, ["10.0.0.5:50051", "[2001:db8::5]:50051"], "no external address, no name");

@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn choice_counts_until_it_is_shown_or_over() {
+    fn assumed_placement_counts_until_stored_or_expired() {
         let mut all = Reservations::default();
         let choose = |all: &mut Reservations, node: &str| {
             all.assume("a", Reservation::new(&vm("a", 100, ""), node), at(300));

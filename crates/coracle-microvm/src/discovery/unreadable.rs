@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn unreadable_object_counts_as_it_was_last_read() {
+    fn unreadable_object_keeps_its_last_readable_state() {
         let known = object("Running").0.unwrap();
         let never = |_: &ObjectRef<Guarded>| None;
         let before = |_: &ObjectRef<Guarded>| Some(known.clone());

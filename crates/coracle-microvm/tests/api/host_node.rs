@@ -122,7 +122,7 @@ fn image_policy_of_the_namespace_is_kept_by_the_node() {
 }
 
 #[test]
-fn vm_lives_and_ends_on_a_node_of_ours() {
+fn vm_runs_pauses_and_is_deleted_through_the_host_service() {
     cluster::run(|cluster| async move {
         let mut w = World::new(cluster).await?;
         let (dir, pki) = (tempfile::tempdir()?, Pki::new());
@@ -187,7 +187,7 @@ async fn bind_claim(w: &World, name: &str, path: &Path) -> anyhow::Result<()> {
 
 /// Everything that the spec refers to reaches the node, and no value of a Secret appears where it can be read otherwise.
 #[test]
-fn vm_is_given_what_its_spec_refers_to() {
+fn vm_receives_the_objects_its_spec_references() {
     cluster::run(|cluster| async move {
         let mut w = World::new(cluster).await?;
         let (dir, pki) = (tempfile::tempdir()?, Pki::new());

@@ -350,7 +350,7 @@ fn unconfigured() -> AgentError {
 }
 
 #[test]
-fn local_error_says_nothing_about_the_vm() {
+fn local_error_does_not_mark_the_agent_unreachable() {
     let policy = Policy::default();
     for stage in [Stage::Bound, Stage::Live, Stage::LiveDeleted, Stage::BoundDeleted] {
         for error in [AgentError::busy("a:1"), unconfigured()] {
@@ -463,7 +463,7 @@ fn mistyped_address_can_be_corrected() {
 }
 
 #[test]
-fn vm_refused_by_its_node_goes_elsewhere() {
+fn vm_refused_by_its_node_is_rescheduled() {
     let policy = Policy::default();
     let refused = |n| Memo { refusals: n, ..Memo::default() };
     let no_room = || Err(BindingError::Unschedulable("no room".to_owned()));

@@ -72,7 +72,7 @@ fn with(fields: &serde_json::Value) -> serde_json::Value {
 }
 
 #[test]
-fn inputs_and_places_are_checked_by_the_api_server() {
+fn inputs_and_placement_are_validated_by_the_api_server() {
     cluster::run(|cluster| async move {
         let w = World::new(cluster).await?;
         let api: Api<DynamicObject> =

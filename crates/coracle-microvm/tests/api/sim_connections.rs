@@ -71,7 +71,7 @@ fn connection_closes_when_the_address_changes() {
 }
 
 #[test]
-fn agent_of_one_object_is_left_with_it() {
+fn connection_of_an_unannounced_agent_closes_with_its_object() {
     simulate(|w| async move {
         let _operator = w.operator();
         w.create("web", w.spec()).await?; // no node announces the agent

@@ -110,7 +110,7 @@ fn move_ends_as_one_vm_after_a_crash_at_any_call() {
 }
 
 #[test]
-fn drained_vms_come_back_after_a_crash_at_any_call() {
+fn drained_vms_return_after_a_crash_at_any_call() {
     for on_drain in ["hibernate", "stop"] {
         let calls = crash_after_each_call(SEED, |sim| Drained::new(sim, on_drain)).unwrap();
         assert!(calls >= 20, "{on_drain}: {calls}");

@@ -112,7 +112,7 @@ fn event_of_the_agent_triggers_a_reconcile() {
 }
 
 #[test]
-fn event_stream_is_opened_again() {
+fn event_stream_is_reopened_after_an_agent_restart() {
     simulate(|mut w| async move {
         let policy = Policy { resync: Duration::from_secs(3600), ..w.config().policy };
         let _operator = Operator::start(w.client.clone(), Config { policy, ..w.config() });

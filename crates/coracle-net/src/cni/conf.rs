@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn plugin_is_given_what_it_declares() {
+    fn plugin_receives_only_declared_capabilities() {
         let port = Forward {
             protocol: Protocol::Tcp,
             host_address: [127, 0, 0, 1].into(),

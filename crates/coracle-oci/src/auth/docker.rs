@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn stored_table() {
+    fn stored_credentials_table() {
         let auth = STANDARD.encode("u:p:q");
         let entry = |key: &str| format!(r#"{{"auths":{{"{key}":{{"auth":"{auth}"}}}}}}"#);
         for (why, config, registry, want) in [

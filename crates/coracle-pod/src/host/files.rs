@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn directories_are_removed_twice() {
+    async fn pod_directory_removal_is_idempotent() {
         let root = tempfile::tempdir().unwrap();
         let dirs = PodDirs::of(&root.path().join("disk"), &root.path().join("memory"), "u");
         dirs.make().await.unwrap();

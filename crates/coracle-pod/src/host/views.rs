@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn every_state_of_a_vm_has_a_phase() {
+    fn vm_state_to_sandbox_phase_table() {
         for (state, want) in [
             (VmState::Creating, SandboxPhase::Created),
             (VmState::Starting, SandboxPhase::Starting),

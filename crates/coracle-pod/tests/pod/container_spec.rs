@@ -40,7 +40,7 @@ fn ids_are_stable_unique_and_plain() {
 }
 
 #[test]
-fn command_and_args_replace_what_the_image_says() {
+fn command_and_args_override_the_image() {
     let entrypoint = ["/entry".to_owned()];
     let argv = |container: Value| one(container).unwrap().of_image(&entrypoint, "").unwrap().process.argv;
     let env = json!([{"name": "A", "value": "1"}]);
@@ -56,7 +56,7 @@ fn command_and_args_replace_what_the_image_says() {
 }
 
 #[test]
-fn user_is_that_of_container_before_pod_and_image() {
+fn container_user_precedes_pod_and_image() {
     let user = |pod: Value, own: Value, image: &str| {
         let container = json!({"name": "c", "securityContext": own});
         let made = made(json!({"containers": [container], "securityContext": pod}))?;
@@ -162,7 +162,7 @@ fn stop_signals_have_numbers() {
 }
 
 #[test]
-fn metadata_finds_the_container_again() {
+fn container_metadata_carries_name_streak_and_attempt() {
     let made = one(json!({"name": "c", "terminationMessagePath": "/tmp/end"})).unwrap();
     let get = |key: &str| made.spec.metadata.get(key).map(String::as_str);
     assert_eq!((get(key::NAME), get(key::STREAK)), (Some("c"), Some("1")));

@@ -60,7 +60,7 @@ fn value(env: Value) -> Result<String, ConfigError> {
 }
 
 #[test]
-fn variables_get_what_their_sources_say() {
+fn env_variables_follow_their_sources() {
     let field = |path: &str| json!({"name": "X", "valueFrom": {"fieldRef": {"fieldPath": path}}});
     let amount = |resource: &str, divisor: &str| json!({"name": "X", "valueFrom": {"resourceFieldRef": {"resource": resource, "divisor": divisor}}});
     let key = |kind: &str, name: &str, key: &str, optional: bool| json!({"name": "X", "valueFrom": {kind: {"name": name, "key": key, "optional": optional}}});
@@ -123,7 +123,7 @@ fn optional_objects_leave_notes_with_their_reasons() {
 }
 
 #[test]
-fn whole_objects_come_with_prefix_and_yield_to_env() {
+fn env_from_applies_prefix_and_yields_to_env() {
     let env = of(json!({"name": "c",
         "envFrom": [{"prefix": "P_", "configMapRef": {"name": "m"}}, {"secretRef": {"name": "s"}}],
         "env": [{"name": "S", "value": "own"}, {"name": "T", "value": "$(P_K)"}],

@@ -23,7 +23,7 @@ fn with(field: &Field) -> Value {
 }
 
 #[test]
-fn each_row_finds_its_field_and_no_other_value() {
+fn field_rows_match_only_their_own_value() {
     for field in FIELDS {
         assert!(field.is_set(&with(field)), "{}", field.path);
         assert!(!field.is_set(&json!({"spec": {}})), "{}", field.path);
@@ -37,7 +37,7 @@ fn each_row_finds_its_field_and_no_other_value() {
 }
 
 #[test]
-fn each_field_that_is_not_honoured_has_a_reason() {
+fn unhonoured_fields_have_a_reason() {
     for field in FIELDS.iter().filter(|field| field.support != Support::Honoured) {
         assert!(!field.note.is_empty(), "{}", field.path);
         assert_eq!(field.reason.is_empty(), field.support != Support::Rejected, "{}", field.path);
@@ -54,7 +54,7 @@ fn properties<T: schemars::JsonSchema>() -> Vec<String> {
 }
 
 #[test]
-fn every_field_of_the_api_has_a_row() {
+fn pod_api_fields_all_have_a_row() {
     let lists = [
         ("spec.", properties::<PodSpec>()),
         ("spec.containers[].", properties::<Container>()),

@@ -324,7 +324,7 @@ fn step_under_way_is_waited_for_or_replaced() {
 }
 
 #[test]
-fn image_leads_to_creation_and_failure_to_waiting() {
+fn pulled_image_leads_to_create_and_failed_pull_to_waiting() {
     let ready = Some(SandboxPhase::Ready);
     let one = json!({"containers": [{"name": "a", "image": "i:1"}]});
     let pulled = make(one.clone(), ready, &[]).with_image("a", 0);
@@ -339,7 +339,7 @@ fn image_leads_to_creation_and_failure_to_waiting() {
 }
 
 #[test]
-fn conditions_move_their_time_with_their_status_alone() {
+fn condition_transition_time_changes_only_with_status() {
     let mut world = make(app("Always"), Some(SandboxPhase::Ready), &["a#0 running", "b#0 running"]);
     world.reported = world.plan().status;
     let time = |status: &PodStatus, kind: &str| {
@@ -377,7 +377,7 @@ fn readiness_gates_and_foreign_conditions_count() {
 }
 
 #[test]
-fn vm_that_disappears_leaves_a_trace() {
+fn vanished_vm_leaves_container_status_unknown() {
     let mut world = make(app("Always"), Some(SandboxPhase::Ready), &["a#0 running", "b#0 running"]);
     world.reported = world.plan().status;
     world.runtime = RuntimeState::default();

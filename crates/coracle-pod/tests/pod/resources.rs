@@ -54,7 +54,7 @@ fn qos_class_follows_requests_and_limits() {
 }
 
 #[test]
-fn vm_has_what_containers_need_at_one_time() {
+fn vm_size_covers_containers_that_run_at_once() {
     let node = node(); // default 512 MiB, overhead 64 MiB, 8 CPUs
     let limits = |cpu: &str, memory: &str| json!({"cpu": cpu, "memory": memory});
     let sidecar = |name: &str, memory: &str| {

@@ -140,7 +140,7 @@ fn second_deletion_shortens_the_grace() {
 }
 
 #[test]
-fn vanished_object_ends_everything_at_once() {
+fn vanished_pod_object_ends_the_pod_without_hooks() {
     Sim::run(SEED, async |sim| -> Result<()> {
         let hooks = json!({"lifecycle": {"preStop": {"exec": {"command": ["drain"]}}}});
         let world = World::new(&sim, web(hooks)).behaves("web", &[Stubborn]);
@@ -228,7 +228,7 @@ fn changed_config_and_old_tokens_are_written_again() {
 }
 
 #[test]
-fn pod_runs_on_while_the_api_server_is_away() {
+fn pod_keeps_running_while_the_api_server_is_down() {
     Sim::run(SEED, async |sim| -> Result<()> {
         let world = World::new(&sim, web(json!({})))
             .behaves("web", &[Exits { after: Duration::from_secs(3), code: 1 }]);

@@ -230,7 +230,7 @@ fn exit_code_can_restart_all_containers() {
 }
 
 #[test]
-fn start_of_a_pod_is_few_status_writes() {
+fn pod_start_needs_few_status_writes() {
     Sim::run(SEED, async |sim| -> Result<()> {
         let container = |name: &str| json!({"name": name, "image": "web:1", "readinessProbe": {"exec": {"command": ["true"]}}});
         let containers = json!({"containers": [container("a"), container("b"), container("c")]});

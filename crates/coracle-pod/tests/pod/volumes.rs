@@ -53,7 +53,7 @@ fn files_of(mut volume: Value) -> String {
 }
 
 #[test]
-fn volumes_have_the_files_that_their_sources_say() {
+fn volume_files_follow_their_sources() {
     let downward = |item: Value| json!({"downwardAPI": {"items": [item]}});
     for (volume, want) in [
         (json!({"configMap": {"name": "m"}}), "a=1:644 b=2:644 c=\\x03:644"),

@@ -68,7 +68,7 @@ async fn blobs_of_a_deleted_image_are_removed_unless_shared() {
 }
 
 #[tokio::test]
-async fn asking_for_a_blob_keeps_it_for_another_grace() {
+async fn head_request_keeps_a_blob_for_another_grace() {
     let (registry, clock) = with_clock().await;
     let loose = registry.push("a", b"loose").await;
     clock.advance(HOUR - Duration::from_secs(1));

@@ -47,7 +47,7 @@ async fn sync_keeps_a_tag_whose_file_is_older() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sync_beside_changes_reverts_none() {
+async fn concurrent_sync_reverts_no_change() {
     let registry = Arc::new(start().await);
     let own = Arc::clone(&registry);
     let mut syncs = tokio::task::JoinSet::new();

@@ -276,7 +276,7 @@ async fn scoped_token_reads_only_its_repositories() {
 }
 
 #[tokio::test]
-async fn scoped_token_cannot_mount_what_it_cannot_read() {
+async fn scoped_token_cannot_mount_unreadable_blobs() {
     let registry = start_with(|c| c.private_reads = true).await;
     let secret = registry.push("secret", b"memory of a guest").await;
     let shared = registry.push("team/base", b"base").await;
@@ -309,7 +309,7 @@ async fn token_request_with_invalid_rights_is_400() {
 }
 
 #[tokio::test]
-async fn expiring_admin_makes_no_token_that_outlives_it() {
+async fn expiring_admin_cannot_create_longer_lived_tokens() {
     let registry = start().await;
     let admin = made(&registry, json!({"name": "ops", "role": "admin", "ttlSeconds": 60})).await;
     let make = async |asked: Value| {

@@ -177,7 +177,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_guest_that_says_anything_stays_inside(
+    fn arbitrary_guest_requests_stay_inside_the_root(
         requests in vec((request(), prop::bool::weighted(0.05)), 1..60),
         read_only in prop::bool::weighted(0.2),
     ) {
@@ -202,7 +202,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_answered(messages in vec((0_u32..60, any::<u64>(), vec(any::<u8>(), 0..200)), 1..40)) {
+    fn arbitrary_bytes_change_nothing_outside_the_root(messages in vec((0_u32..60, any::<u64>(), vec(any::<u8>(), 0..200)), 1..40)) {
         let mut world = World::new(false);
         world.id("dir/below");
         let before = beside(&world);

@@ -44,7 +44,7 @@ fn owners_are_ids_of_the_namespace() {
 }
 
 #[test]
-fn what_a_container_makes_is_its_users() {
+fn directory_made_in_a_container_has_the_mapped_owner() {
     if !geteuid().is_root() {
         return coracle_testkit::tools::skip("only root gives files away");
     }

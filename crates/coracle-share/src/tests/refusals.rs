@@ -56,7 +56,7 @@ fn names_are_single_components() {
 }
 
 #[test]
-fn only_files_and_folders_are_opened() {
+fn links_and_special_files_are_not_opened() {
     let mut world = World::new(false);
     let directory = [0; 8];
     for (name, open, opendir) in [
@@ -175,7 +175,7 @@ fn arguments_are_bounded() {
 }
 
 #[test]
-fn messages_are_whole() {
+fn malformed_and_unknown_messages_are_refused() {
     let world = World::new(false);
     let getattr = message(Op::Getattr as u32, 8, ROOT, &[&[0; 16]]);
     let answer = |message: &[u8]| world.server.answer(message).map(|reply| result(&reply, 8).map(|_| ()));
@@ -197,7 +197,7 @@ fn messages_are_whole() {
 }
 
 #[test]
-fn a_version_is_agreed_on() {
+fn fuse_version_negotiation_table() {
     let mut world = World::new(false);
     for (major, minor, want) in [
         (6, 40, Err(Errno::PROTO)),
@@ -218,7 +218,7 @@ fn a_version_is_agreed_on() {
 }
 
 #[test]
-fn a_read_only_folder_knows_no_change() {
+fn read_only_shared_dir_refuses_changing_operations() {
     let mut world = World::new(true);
     let file = world.id("file");
     for op in Op::ALL.iter().filter(|op| op.changes()) {
@@ -236,7 +236,7 @@ fn a_read_only_folder_knows_no_change() {
 }
 
 #[test]
-fn open_files_are_counted() {
+fn open_files_beyond_the_limit_are_refused() {
     let handles = Handles::new(1);
     let file = || OwnedFd::from(fs::File::open("/dev/null").unwrap());
     let numbers: Vec<u64> =

@@ -11,7 +11,7 @@ fn twice(world: &mut World, op: Op, node: u64, arguments: &[&[u8]]) -> [Result<u
 }
 
 #[test]
-fn what_was_done_is_not_done_twice() {
+fn resent_request_is_applied_once() {
     let mut world = World::new(false);
     let mkdir = MkdirIn { mode: 0o755, umask: 0 };
     let file = world.id("file");
@@ -52,7 +52,7 @@ fn what_was_done_is_not_done_twice() {
 }
 
 #[test]
-fn what_was_refused_is_tried_again() {
+fn resent_refused_request_is_tried_again() {
     let mut world = World::new(false);
     assert_eq!(world.ask(Op::Rmdir, ROOT, &[b"dir\0"]), Err(Errno::NOTEMPTY));
     fs::remove_file(world.root("dir/below")).unwrap();

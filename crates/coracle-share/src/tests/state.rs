@@ -30,7 +30,7 @@ fn sorted(nodes: &Nodes) -> Vec<String> {
 }
 
 #[test]
-fn names_follow_what_happens() {
+fn node_names_follow_links_and_renames() {
     let mut nodes = Nodes::default();
     let dir = met(&mut nodes, ROOT, "dir", 10, true);
     let file = met(&mut nodes, dir, "file", 11, false);
@@ -65,7 +65,7 @@ fn names_follow_what_happens() {
 }
 
 #[test]
-fn an_id_lives_while_the_guest_counts_on_it_or_on_what_is_below() {
+fn node_is_kept_while_referenced_or_a_parent() {
     let mut nodes = Nodes::default();
     let dir = met(&mut nodes, ROOT, "dir", 10, true);
     let file = met(&mut nodes, dir, "file", 11, false);
@@ -102,7 +102,7 @@ fn names_and_ids_are_bounded() {
 }
 
 #[test]
-fn a_log_that_is_cut_anywhere_is_opened() {
+fn table_log_cut_at_any_byte_is_opened() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ids.table");
     let begin = {
@@ -132,7 +132,7 @@ fn a_log_that_is_cut_anywhere_is_opened() {
 }
 
 #[test]
-fn history_is_let_go() {
+fn growing_table_log_is_compacted() {
     let mut world = World::new(false);
     let table = world.dir.path().join("ids.table");
     let mut longest = 0;
@@ -147,7 +147,7 @@ fn history_is_let_go() {
 }
 
 #[test]
-fn a_table_that_cannot_be_written_serves_on() {
+fn unwritable_table_keeps_serving_and_recovers() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("state/ids.table");
     fs::create_dir(dir.path().join("state")).unwrap();
@@ -164,7 +164,7 @@ fn a_table_that_cannot_be_written_serves_on() {
 }
 
 #[test]
-fn what_the_host_replaced_is_stale() {
+fn inode_replaced_by_the_host_is_stale() {
     let mut world = World::new(false);
     let (file, below) = (world.id("file"), world.id("dir/below"));
     let getattr = |world: &mut World, id| world.ask(Op::Getattr, id, &[&[0; 16]]).err();
@@ -181,7 +181,7 @@ fn what_the_host_replaced_is_stale() {
 }
 
 #[test]
-fn a_single_file_is_a_root_too() {
+fn single_file_serves_as_root() {
     let mut world = World::new(false);
     let single = SharedDirSpec { root: world.root("file"), ..spec(world.dir.path(), false) };
     world.server =
@@ -215,7 +215,7 @@ proptest! {
 
     /// A log defines one state: applying it twice gives the same state, and so does a restart.
     #[test]
-    fn a_state_is_its_snapshot(changes in vec(change(), 0..80)) {
+    fn snapshot_and_log_restore_the_same_state(changes in vec(change(), 0..80)) {
         let mut nodes = Nodes::default();
         for change in &changes {
             nodes.apply(change);

@@ -24,22 +24,22 @@ fn errno<T: std::fmt::Debug>(result: std::io::Result<T>) -> Errno {
 }
 
 #[test]
-fn programs_use_files() {
+fn file_operations_reach_the_host() {
     on_a_mount(MountOptions::default(), work::files);
 }
 
 #[test]
-fn a_big_file_comes_back_as_it_went() {
+fn large_file_round_trips() {
     on_a_mount(MountOptions::default(), |m| work::big(m, 8 << 20));
 }
 
 #[test]
-fn files_are_mapped() {
+fn shared_mapping_is_written_back() {
     on_a_mount(MountOptions::default(), work::mapped);
 }
 
 #[test]
-fn a_folder_of_5000_is_listed() {
+fn directory_of_5000_entries_is_listed() {
     on_a_mount(MountOptions::default(), |m| work::listing(m, 5000));
 }
 
@@ -49,12 +49,12 @@ fn attributes_reach_the_host() {
 }
 
 #[test]
-fn many_write_at_once() {
+fn concurrent_appends_and_renames_lose_nothing() {
     on_a_mount(MountOptions::default(), work::crowd);
 }
 
 #[test]
-fn a_removed_file_stays_with_who_has_it_open() {
+fn removed_file_stays_usable_while_open() {
     on_a_mount(MountOptions::default(), |m| {
         let path = m.guest.join("gone");
         let mut file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
@@ -73,7 +73,7 @@ fn a_removed_file_stays_with_who_has_it_open() {
 }
 
 #[test]
-fn the_guest_sees_what_the_host_does() {
+fn host_changes_become_visible_in_the_guest() {
     on_a_mount(MountOptions::default(), |m| {
         let seen = |what: &str, look: &dyn Fn() -> bool| {
             eventually_blocking(SEEN, what, || look().then_some(())).unwrap();
@@ -110,7 +110,7 @@ fn the_guest_sees_what_the_host_does() {
 }
 
 #[test]
-fn a_read_only_folder_refuses_changes() {
+fn read_only_shared_dir_refuses_changes() {
     on_a_mount(MountOptions { read_only: true, ..MountOptions::default() }, |m| {
         fs::write(m.host.join("file"), "as it is").unwrap();
         fs::create_dir(m.host.join("folder")).unwrap();
@@ -174,7 +174,7 @@ fn files_that_an_overlay_copies_up_stay_the_same() {
 }
 
 #[test]
-fn links_that_lead_outside_lead_nowhere() {
+fn links_to_outside_are_not_followed_on_the_host() {
     on_a_mount(MountOptions::default(), |m| {
         let outside = m.host.parent().unwrap().join("outside");
         symlink(outside.join("secret"), m.host.join("absolute")).unwrap();

@@ -45,7 +45,7 @@ fn files_belong_to_the_guest_user_who_made_them() {
 }
 
 #[test]
-fn the_guest_kernel_checks_permissions() {
+fn guest_kernel_checks_permissions() {
     on_a_mount(MountOptions::default(), |m| {
         fs::write(m.host.join("private"), "x").unwrap();
         fs::set_permissions(m.host.join("private"), Permissions::from_mode(0o600)).unwrap();
@@ -70,7 +70,7 @@ fn set_gid_directory_passes_its_group_on() {
 }
 
 #[test]
-fn a_write_takes_set_id_bits_off() {
+fn write_clears_set_id_bits() {
     on_a_mount(MountOptions::default(), |m| {
         fs::write(m.host.join("program"), "x").unwrap();
         fs::set_permissions(m.host.join("program"), Permissions::from_mode(0o6755)).unwrap();
@@ -81,7 +81,7 @@ fn a_write_takes_set_id_bits_off() {
 }
 
 #[test]
-fn a_daemon_without_rights_makes_files_its_own() {
+fn unprivileged_daemon_owns_new_files() {
     on_a_mount(MountOptions { daemon: Some(USER), ..MountOptions::default() }, |m| {
         work::files(m);
         work::attributes(m);

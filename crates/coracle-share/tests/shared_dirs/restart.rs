@@ -10,7 +10,7 @@ use crate::mount::{MountOptions, on_a_mount};
 use crate::{errno, work};
 
 #[test]
-fn open_files_and_folders_go_on() {
+fn open_files_and_directories_survive_a_restart() {
     on_a_mount(MountOptions::default(), |m| {
         fs::create_dir_all(m.guest.join("dir/sub")).unwrap();
         let mut log = File::options().append(true).create(true).open(m.guest.join("dir/log")).unwrap();
@@ -58,7 +58,7 @@ fn open_files_and_folders_go_on() {
 }
 
 #[test]
-fn a_hard_link_keeps_a_removed_name_alive() {
+fn handle_of_removed_name_survives_by_hard_link() {
     on_a_mount(MountOptions::default(), |m| {
         fs::write(m.guest.join("first"), "content").unwrap();
         fs::hard_link(m.guest.join("first"), m.guest.join("second")).unwrap();
@@ -72,7 +72,7 @@ fn a_hard_link_keeps_a_removed_name_alive() {
 }
 
 #[test]
-fn a_file_without_a_name_is_lost_and_says_so() {
+fn handle_of_unlinked_file_is_stale_after_restart() {
     on_a_mount(MountOptions::default(), |m| {
         let file =
             File::options().read(true).write(true).create_new(true).open(m.guest.join("gone")).unwrap();
@@ -86,7 +86,7 @@ fn a_file_without_a_name_is_lost_and_says_so() {
 }
 
 #[test]
-fn a_torn_table_is_read_to_its_last_whole_line() {
+fn torn_table_is_read_to_the_last_whole_line() {
     on_a_mount(MountOptions::default(), |m| {
         fs::create_dir(m.guest.join("dir")).unwrap();
         let file = File::create_new(m.guest.join("dir/file")).unwrap();
@@ -102,7 +102,7 @@ fn a_torn_table_is_read_to_its_last_whole_line() {
 
 /// Tests each interval between two restarts of the daemon, so that every reply is lost in one of the runs.
 #[test]
-fn programs_do_not_notice_daemons_that_die_with_their_replies() {
+fn daemon_restarts_with_lost_replies_are_transparent() {
     for every in [2, 3, 7] {
         on_a_mount(MountOptions { dies_every: Some(every), ..MountOptions::default() }, |m| {
             work::files(m);

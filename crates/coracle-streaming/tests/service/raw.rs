@@ -60,7 +60,7 @@ fn binary(bytes: &'static [u8]) -> Message {
 const SUCCESS: &str = r#"{"metadata":{},"status":"Success"}"#;
 
 #[tokio::test]
-async fn each_version_has_its_form_of_output_and_status() {
+async fn output_and_status_follow_the_protocol_version() {
     let served = Served::new().await;
     let exited = "command terminated with non-zero exit code: 3";
     for (protocol, program, want) in [

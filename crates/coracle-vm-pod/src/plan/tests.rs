@@ -169,7 +169,7 @@ fn hibernated_pod_is_never_made_from_its_image() {
 }
 
 #[test]
-fn state_that_is_neither_here_nor_saved_is_lost_and_said_so() {
+fn missing_saved_state_is_reported_lost() {
     use LifecycleState::{Hibernated, Hibernating};
     for (state, hibernate) in [(Hibernating, true), (Hibernating, false), (Hibernated, false)] {
         let facts = with(|f, w| {
@@ -388,7 +388,7 @@ fn vm_that_is_off_follows_the_restart_policy() {
 }
 
 #[test]
-fn failed_step_rests_and_another_one_does_not() {
+fn failed_step_backs_off_and_other_steps_do_not() {
     let failure = |step| crate::facts::Failure {
         step,
         reason: "ErrImagePull",

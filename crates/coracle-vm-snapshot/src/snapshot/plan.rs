@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn only_open_snapshots_ask_their_node() {
+    fn snapshot_queries_the_node_only_while_open() {
         let asks = |object: &VMSnapshot| (needs(object).vm, needs(object).saved);
         let ready = snapshot("a", &json!({}), &json!({"nodeName": "n1", "phase": "Ready"}));
         assert_eq!(asks(&ready), (false, false));

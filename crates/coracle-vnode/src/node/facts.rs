@@ -206,13 +206,13 @@ mod tests {
     }
 
     #[test]
-    fn name_of_the_system_comes_from_os_release() {
+    fn os_image_is_read_from_os_release() {
         assert_eq!(os_image("ID=debian\nPRETTY_NAME=\"Debian 13\"\n"), "Debian 13");
         assert_eq!(os_image(""), "Linux");
     }
 
     #[test]
-    fn address_is_the_one_that_listens() {
+    fn node_address_is_the_listen_address() {
         assert_eq!(own_address("192.0.2.7:1".parse().unwrap()).to_string(), "192.0.2.7");
         assert!(!own_address("0.0.0.0:1".parse().unwrap()).is_unspecified());
     }

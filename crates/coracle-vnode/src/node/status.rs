@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn conditions_follow_what_is_left() {
+    fn conditions_follow_available_resources() {
         for (why, change, ready, want) in [
             ("all well", (8 << 30, 50 << 30), true, ["False", "False", "False", "False", "True", "True"]),
             (

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn this_machine_can_be_read() {
+    async fn node_sample_is_read_from_the_host() {
         let sample = read("/".into(), 5).await;
         assert!(sample.cpu_ns > Some(0) && sample.memory_total_bytes > Some(0), "{sample:?}");
         assert!(sample.disk.is_some_and(|disk| disk.capacity_bytes > 0) && sample.time_ms == 5);

@@ -136,7 +136,7 @@ fn guest_without_an_agent_is_entered_by_ssh() {
 }
 
 #[test]
-fn guests_that_cannot_be_entered_say_why() {
+fn unreachable_guest_reports_the_reason() {
     cluster::run_within(Duration::from_secs(120), async |cluster| -> Result<()> {
         let mut world = reachable_world(cluster).await?;
         world.options.vms.ssh = Some(Password::new("wrong"));

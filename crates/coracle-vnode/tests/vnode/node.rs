@@ -40,7 +40,7 @@ async fn lease(world: &World) -> Option<Lease> {
 }
 
 #[test]
-fn node_registers_and_reports_what_it_has() {
+fn node_registers_and_reports_status() {
     cluster::run(async |cluster| -> Result<()> {
         let mut world = World::new(cluster).await?;
         world.as_node(cluster).await?;

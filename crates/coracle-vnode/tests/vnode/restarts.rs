@@ -59,7 +59,7 @@ fn vm_of_a_pod_that_is_gone_is_ended_at_start() {
 }
 
 #[test]
-fn deletion_while_the_daemon_is_away_is_finished() {
+fn pod_deleted_while_daemon_is_down_is_removed() {
     cluster::run(async |cluster| -> Result<()> {
         let world = World::new(cluster).await?;
         let daemon = world.start().await?;
@@ -95,7 +95,7 @@ fn ended_pod_stays_ended_after_a_restart() {
 }
 
 #[test]
-fn hook_of_a_pod_that_changes_while_the_daemon_begins_runs_once() {
+fn post_start_hook_runs_once_if_pod_changes_at_restart() {
     cluster::run(async |cluster| -> Result<()> {
         let world = World::new(cluster).await?;
         let daemon = world.start().await?;
@@ -140,7 +140,7 @@ fn files_of_pods_that_never_had_a_vm_are_removed() {
 }
 
 #[test]
-fn vm_of_no_pod_is_left_alone() {
+fn vm_without_a_pod_is_not_deleted() {
     cluster::run(async |cluster| -> Result<()> {
         use coracle_host::VmSpec;
         let world = World::new(cluster).await?;

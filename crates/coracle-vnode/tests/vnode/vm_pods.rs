@@ -96,7 +96,7 @@ fn run_pod_has_id_and_address_in_the_cluster() {
 }
 
 #[test]
-fn pod_without_a_vm_name_says_what_is_missing() {
+fn pod_without_vm_name_waits_with_invalid_annotations() {
     cluster::run(async |cluster| -> Result<()> {
         let Some((world, _registry)) = world(cluster).await? else { return Ok(()) };
         let daemon = world.start().await?;
@@ -165,7 +165,7 @@ fn pod_whose_image_is_a_disk_becomes_a_vm() {
 
 /// The identity of a node is not allowed to write annotations of pods.
 #[test]
-fn node_that_may_not_make_a_vm_of_a_pod_says_so() {
+fn node_that_cannot_annotate_a_disk_pod_sends_an_event() {
     cluster::run(async |cluster| -> Result<()> {
         let mut world = World::new(cluster).await?;
         world.as_node(cluster).await?;

@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_is_escaped_and_its_slashes_stay() {
+    fn path_is_escaped_and_slashes_stay() {
         assert_eq!(percent("a b/ü&c.iso", true), "a%20b/%C3%BC%26c.iso");
         assert_eq!(percent("dc/1", false), "dc%2F1");
     }

@@ -458,7 +458,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_newer_server_is_asked_for_what_we_know() {
+    fn api_version_is_capped_at_the_latest_known() {
         for (server, want) in [
             ("6.5", "6.5"),
             ("8.0.0.1", "8.0.0.1"),

@@ -101,7 +101,7 @@ fn golden_changes() {
 }
 
 #[test]
-fn a_word_that_vsphere_does_not_have_names_its_field() {
+fn unknown_adapter_type_names_the_field() {
     let standard =
         Network::Standard { object: Object::new("Network", "network-7"), name: "VM Network".into() };
     let mut wrong = vm();

@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_is_its_type_and_not_its_text() {
+    fn fault_is_identified_by_type_and_not_by_text() {
         let text = "<Envelope><Body><Fault><faultcode>x</faultcode><faultstring>Es gibt schon …</faultstring><detail>\
             <DuplicateNameFault xmlns:xsi=\"http://www.w3.org/2001/XMLSchema-instance\" xsi:type=\"DuplicateName\">\
             <name>vm-a</name><object type=\"VirtualMachine\">vm-7</object></DuplicateNameFault></detail></Fault></Body></Envelope>";

@@ -203,7 +203,7 @@ fn tag_that_cannot_be_attached_is_an_error() {
 }
 
 #[test]
-fn search_without_result_is_no_empty_folder() {
+fn search_without_a_result_is_an_error() {
     let script = |call: &ScriptedCall| match call.method.as_str() {
         "SearchDatastore_Task" => {
             Some(ScriptedReply::Xml("<returnval type=\"Task\">task-9</returnval>".into()))

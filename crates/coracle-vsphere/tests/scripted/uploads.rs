@@ -55,7 +55,7 @@ async fn upload(vcenter: &ScriptedVcenter) -> anyhow::Result<()> {
 }
 
 #[test]
-fn upload_goes_to_host_with_ticket_and_not_through_vcenter() {
+fn upload_uses_host_with_ticket_and_bypasses_vcenter() {
     let seen: Arc<Mutex<Vec<ScriptedCall>>> = Arc::default();
     let puts = seen.clone();
     let at_host = move |call: &ScriptedCall| {
@@ -78,7 +78,7 @@ fn upload_goes_to_host_with_ticket_and_not_through_vcenter() {
 }
 
 #[test]
-fn upload_goes_through_vcenter_when_no_host_takes_it() {
+fn upload_falls_back_to_vcenter_if_no_host_is_usable() {
     // The user may not acquire tickets; the host cannot be reached.
     for host in [None, Some("127.0.0.1:9")] {
         let seen: Arc<Mutex<Vec<String>>> = Arc::default();

@@ -212,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_those_of_go() {
+    fn listen_address_is_parsed_as_in_go() {
         let shown = |text: &str| {
             let all = address(text).map(|all| all.iter().map(ToString::to_string).collect::<Vec<_>>());
             all.map_err(|e| e.to_string())

@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_secret_says_counts_before_the_environment() {
+    fn secret_trust_settings_override_the_environment() {
         let pin = "AB:".repeat(31) + "AB";
         let sha1 = "CD:".repeat(19) + "CD";
         let known = thumbprints(&format!("vc.example {pin}\nold.example {sha1}\nother:8443 aa:bb\n\n"));

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn each_pod_subnet_of_each_other_node_has_a_route() {
+    fn pod_subnets_of_other_nodes_get_routes() {
         let networks = ["10.244.0.0/16".parse().unwrap()];
         let nodes = [
             node("mac", "192.0.2.7", &["10.244.7.0/24"]),

@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn etcd_ends_after_what_needs_it() {
+    async fn etcd_stops_after_its_dependents() {
         let dir = tempfile::tempdir().unwrap();
         let (mut supervisor, _failures) = Supervisor::new(dir.path().to_owned());
         let ends = dir.path().join("ends");
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn last_lines_are_few_and_harmless() {
+    fn last_log_lines_are_bounded_and_sanitised() {
         let log: Vec<u8> = (0..100).flat_map(|n| format!("line {n}\n\n").into_bytes()).collect();
         let lines = last_lines(&log);
         assert_eq!((lines.len(), lines[0].as_str()), (LAST_LINES, "line 92"));

@@ -403,7 +403,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn node_has_all_files_of_guests() {
+    fn missing_guest_boot_files_are_copied_to_the_state_dir() {
         let dir = tempfile::tempdir().unwrap();
         let (tools, state) = (dir.path().join("tools"), dir.path().join("state"));
         let current = tools.join("guest/current");

@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn originals_defaults_hold_under_its_name() {
+    fn vk_cocoon_applies_the_original_defaults() {
         let mut args = args();
         let provider = Provider::of(&mut args, |_| None).unwrap();
         assert_eq!(args.virtual_node.as_deref(), Some("cocoon-pool"));
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn originals_variables_are_read() {
+    fn vk_cocoon_reads_the_original_variables() {
         let mut args = args();
         let get = |name: &str| {
             let value = match name {

@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_command_that_is_shown_has_a_section_and_words() {
+    fn visible_commands_have_a_described_section() {
         let page = page();
         for sub in Cli::command().get_subcommands().filter(|c| !c.is_hide_set()) {
             let title = format!("## `coracle {}`\n\n", sub.get_name());

@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_shown_command_has_a_page() {
+    fn visible_commands_have_manual_pages() {
         let mut root = Command::new("coracle")
             .about("VMs")
             .subcommand(Command::new("image").subcommand(Command::new("ls").about("List images")))

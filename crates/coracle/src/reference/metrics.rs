@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_page_names_every_kind_of_metric_with_its_labels() {
+    async fn metrics_page_lists_all_metric_kinds_with_labels() {
         let page = page().await.unwrap();
         for line in [
             "| `firecracker_vms_created_total` | counter |  | VMs created |",

@@ -136,7 +136,7 @@ async fn save_fails(pods: &Api<Pod>, state: &Path, log: impl Fn() -> String + Co
 }
 
 #[test]
-fn provider_runs_vms_with_the_originals_variables_alone() {
+fn provider_runs_vms_with_only_the_original_variables() {
     if node_tools().is_none() || tools::require(["docker-registry"]).is_none() {
         return;
     }

@@ -75,7 +75,7 @@ fn kubeconfig() -> String {
 }
 
 #[test]
-fn a_cluster_that_is_away_is_told() {
+fn unreachable_cluster_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let config = dir.path().join("kubeconfig");
     std::fs::write(&config, kubeconfig()).unwrap();
@@ -87,7 +87,7 @@ fn a_cluster_that_is_away_is_told() {
 
 /// Without a kubeconfig, a Pod means its own cluster, as with kubectl.
 #[test]
-fn pod_means_its_own_cluster() {
+fn in_cluster_config_is_used_without_a_kubeconfig() {
     let said = |kubeconfig: Option<&str>| {
         let mut command = Command::new(CORACLE);
         command.args(["uninstall", "--cluster"]).env("HOME", "/nowhere").env_remove("KUBECONFIG");

@@ -209,7 +209,7 @@ fn vmms(state: &Path, run: &Path) -> Vec<String> {
 }
 
 #[test]
-fn the_daemon_is_killed_at_random_and_no_guest_notices() {
+fn guests_survive_random_kills_of_the_daemon() {
     netns::run_within(Duration::from_secs(1800), || async {
         if node_tools().is_none() {
             return;
@@ -347,7 +347,7 @@ async fn mounts(state: &Path, vm: &str) -> String {
 }
 
 #[test]
-fn the_daemon_is_killed_while_volumes_come_and_go() {
+fn volume_changes_survive_random_kills_of_the_daemon() {
     netns::run_within(Duration::from_secs(1800), || async {
         if node_tools().is_none() {
             return;

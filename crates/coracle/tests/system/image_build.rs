@@ -66,7 +66,7 @@ fn write(dir: &Path, name: &str, text: &str) -> std::path::PathBuf {
 }
 
 #[test]
-fn steps_are_run_at_a_machine_and_its_disk_becomes_an_image() {
+fn build_steps_run_in_a_vm_and_its_disk_becomes_an_image() {
     netns::run_within(LIMIT, || async {
         if node_tools().is_none() {
             return;

@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 use harness::{Installed, LIMIT, end};
 
 #[test]
-fn rendered_manifests_run_and_nodes_act_for_themselves_alone() {
+fn rendered_manifests_run_with_rights_limited_to_own_node() {
     netns::run_within(Duration::from_secs(240), || async {
         let Some(installed) = Installed::plane().await else { return };
         installed.install().await;

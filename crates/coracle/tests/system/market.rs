@@ -84,7 +84,7 @@ fn inside(body: impl FnOnce(&Market) + Send) {
 }
 
 #[test]
-fn a_bid_is_placed_looked_at_changed_and_taken_back() {
+fn bid_is_placed_shown_amended_and_cancelled() {
     inside(|market| {
         let table = market.told(&["price", "a100-4x"]);
         let lines: Vec<Vec<&str>> = table.lines().map(|l| l.split_whitespace().collect()).collect();
@@ -153,7 +153,7 @@ fn a_bid_is_placed_looked_at_changed_and_taken_back() {
 
 /// 0 success, 1 refused by a rule, 2 usage, 3 not found, 4 conflict, 6 unreachable, 7 forbidden.
 #[test]
-fn exit_codes_are_the_contract() {
+fn exit_codes_match_the_contract() {
     inside(|market| {
         let id = market.json(&["bid", "place", "a100-4x", "local", "--limit", "2", "--key", "same"]);
         let id = id["items"][0]["bid"].as_str().unwrap().to_owned();
@@ -247,7 +247,7 @@ fn market_and_commands_speak_tls() {
 }
 
 #[test]
-fn definitions_are_printed_with_more_instance_types() {
+fn crd_print_adds_instance_types() {
     let output = Command::new(CORACLE).args(["crd", "print", "--add-instance-type=t4-1x"]).output().unwrap();
     assert!(output.status.success());
     let printed = text(&output.stdout);

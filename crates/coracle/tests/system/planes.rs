@@ -18,7 +18,7 @@ async fn foreign(program: &Path, kubeconfig: &Path, args: &[&str]) -> Result<Str
 }
 
 #[test]
-fn existing_cluster_gets_admission_and_keeps_nothing_of_it() {
+fn existing_cluster_gets_admission_that_down_removes() {
     netns::run_within(Duration::from_secs(180), || async {
         if node_tools().is_none() {
             return;
@@ -74,7 +74,7 @@ fn existing_cluster_gets_admission_and_keeps_nothing_of_it() {
 }
 
 #[test]
-fn scheduler_and_controller_manager_come_and_go_with_the_system() {
+fn up_starts_and_down_stops_scheduler_and_controller_manager() {
     netns::run_within(Duration::from_secs(180), || async {
         let programs = ["etcd", "kube-apiserver", "kubectl", "kube-scheduler", "kube-controller-manager"];
         if node_tools().is_none() || tools::require(programs).is_none() {

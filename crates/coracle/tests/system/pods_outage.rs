@@ -124,7 +124,7 @@ pub(crate) async fn pods_are_unharmed_by_kills(system: &System, names: &[String]
 }
 
 #[test]
-fn node_is_killed_under_pods_with_exec_and_logs_open() {
+fn pods_with_open_exec_and_logs_survive_kills_of_the_node() {
     netns::run_within(Duration::from_secs(900), || async {
         let count = std::env::var("CORACLE_PODS").ok().and_then(|n| n.parse().ok()).unwrap_or(4);
         let Some(system) = System::start("scheduler,controller-manager").await else { return };

@@ -8,7 +8,7 @@ use serde_json::Value;
 use tokio::process::Command;
 
 #[tokio::test]
-async fn image_of_a_layout_is_pushed_as_it_is() {
+async fn oci_layout_image_is_pushed_unchanged() {
     if tools::require(["docker-registry"]).is_none() {
         return;
     }

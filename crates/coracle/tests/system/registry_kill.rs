@@ -342,7 +342,7 @@ fn blobs_of(file: &Path) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn killed_at_random_it_keeps_what_it_acknowledged() {
+async fn registry_keeps_acknowledged_data_after_kills() {
     let dir = tempfile::tempdir().unwrap();
     let state = dir.path().join("state");
     let (clients, daemon) = kill_again_and_again(&state, &GRACE, 400_001).await;
@@ -371,7 +371,7 @@ async fn killed_at_random_it_keeps_what_it_acknowledged() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn killed_at_random_on_s3_it_keeps_what_it_acknowledged() {
+async fn registry_on_s3_keeps_acknowledged_data_after_kills() {
     let Some(store) = S3Server::start().unwrap() else { return };
     let dir = tempfile::tempdir().unwrap();
     let s3 = [

@@ -167,7 +167,7 @@ fn oras_pushes_pulls_lists_referrers_and_deletes() {
 }
 
 #[test]
-fn the_name_epoch_serves_with_the_originals_environment() {
+fn epoch_serve_refuses_mysql_and_incomplete_s3_settings() {
     let dir = tempfile::tempdir().unwrap();
     let epoch = dir.path().join("epoch");
     std::os::unix::fs::symlink(CORACLE, &epoch).unwrap();

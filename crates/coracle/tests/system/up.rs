@@ -15,7 +15,7 @@ async fn row(state: &Path, name: &str) -> Result<Vec<String>, String> {
 }
 
 #[test]
-fn a_mikromvm_becomes_a_running_microvm_and_leaves_nothing() {
+fn mikromvm_runs_as_a_microvm_and_leaves_nothing() {
     netns::run_within(Duration::from_secs(240), || async {
         if node_tools().is_none() || tools::require(["etcd", "kube-apiserver", "kubectl"]).is_none() {
             return;

@@ -166,7 +166,7 @@ fn agent_is_matched_by_uuid_or_mac_before_hostname() {
 }
 
 #[test]
-fn applies_labels_role_approval_and_hostname() {
+fn preparation_sets_labels_role_approval_and_hostname() {
     let rows = [row("w-0", phase::AVAILABLE, phase_reason::AGENT_AVAILABLE, None, 1)];
     let fresh = AgentFacts {
         approved: false,
@@ -250,7 +250,7 @@ fn scale_down_waits_until_machine_has_disappeared() {
 }
 
 #[test]
-fn provisioning_available_orphaned_follow_what_is_seen() {
+fn row_phase_follows_the_observed_vm_and_agent() {
     let r = |phase, reason, minutes| row("w-0", phase, reason, None, minutes);
     let free = || Some(agent("w-0", false));
     for (reason, before, seen, want) in [
@@ -311,7 +311,7 @@ fn provisioning_available_orphaned_follow_what_is_seen() {
 }
 
 #[test]
-fn surplus_agents_go_only_when_all_machines_have_one() {
+fn surplus_agent_is_deleted_only_if_all_machines_have_one() {
     let rows = [row("w-0", phase::AVAILABLE, phase_reason::AGENT_PREPARED, None, 1)];
     let agents = [agent("w-0", false)];
     for (reason, waits, without, want) in [
@@ -340,7 +340,7 @@ fn cleanup_policy_retain_keeps_vms() {
 }
 
 #[test]
-fn bound_orphan_goes_only_without_its_machine() {
+fn orphan_is_removed_after_grace_without_its_machine() {
     let there: Machines = [("m".to_owned(), false)].into();
     for (reason, minutes, machine, machines, goes) in [
         ("30 minutes and never bound", 30, None, Machines::new(), true),
@@ -358,7 +358,7 @@ fn bound_orphan_goes_only_without_its_machine() {
 }
 
 #[test]
-fn deletes_only_owned_vms_and_no_discovered_agent() {
+fn released_discovered_agent_is_not_deleted() {
     let mut found = row("old", phase::RELEASED, phase_reason::MACHINE_DELETED, None, 99);
     found.source = source::DISCOVERED_AGENT.into();
     assert_eq!(
@@ -489,7 +489,7 @@ fn deletion_table() {
 
 proptest! {
     #[test]
-    fn a_plan_never_removes_what_someone_has(
+    fn plan_never_removes_vms_in_use_retained_or_discovered(
         rows in any_rows(),
         bound in prop::collection::vec(prop::option::of(any::<bool>()), 6),
         there in prop::collection::btree_map((0..6usize).prop_map(|m| format!("m-{m}")), any::<bool>(), 0..6),

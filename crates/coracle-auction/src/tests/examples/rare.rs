@@ -78,7 +78,7 @@ fn slot_is_free_when_the_supplier_knows_and_says_so() {
 
 /// A lost supplier returns with running machines, which must end before their slots are sold again.
 #[test]
-fn lost_lot_is_empty_only_on_the_suppliers_word() {
+fn slots_of_a_lost_lot_are_free_only_after_supplier_report() {
     let mut desk = Desk::new(1);
     let bid = desk.bid(1, "8.00", 1);
     desk.boot();
@@ -103,7 +103,7 @@ fn refused_bid_leaves_no_owner() {
 
 /// A challenger puts an allocation at risk if it stays for two indicative calls, and until it leaves.
 #[test]
-fn risk_needs_two_calls_and_ends() {
+fn risk_is_reported_after_two_calls_and_withdrawn() {
     let mut desk = Desk::new(1);
     desk.bid(1, "3.00", 1);
     desk.boot();
@@ -149,7 +149,7 @@ fn price_set_by_holder_is_noted() {
 
 /// If a tenant reports that its node failed, the next launch is elsewhere, and the tenant pays only for the time used.
 #[test]
-fn release_of_failed_node_strikes_lot_without_minimum() {
+fn release_of_failed_node_changes_lot_and_charges_usage_only() {
     for (reason, minimum, moves) in
         [(ReleaseReason::Unneeded, true, false), (ReleaseReason::NodeFailed, false, true)]
     {

@@ -126,7 +126,7 @@ fn unknown_state_keeps_the_allocation() {
 }
 
 #[test]
-fn raise_of_running_bid_is_known_until_it_is_taken_back() {
+fn raise_of_running_bid_is_known_until_reverted() {
     let mirror = Mirror::default();
     let put = |micros: i64, active: u32| {
         let bid = pb::Bid { limit_micros: micros, ..bid(1, active) };
@@ -165,7 +165,7 @@ fn failed_launches_are_counted_until_a_node_is_active() {
 }
 
 #[test]
-fn only_owners_with_labels_of_a_bidnode_are_bidnodes() {
+fn bidnodes_are_owners_with_bidnode_labels() {
     let mirror = Mirror::default();
     mirror.frame(frame(Frame::Bid(bid(1, 0))), 0);
     assert_eq!(mirror.bidnodes(), []);

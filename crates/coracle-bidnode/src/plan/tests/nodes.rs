@@ -184,7 +184,7 @@ fn notice_and_drain_survive_pause_and_bad_spec() {
 }
 
 #[test]
-fn notice_comes_before_evictions_of_other_nodes() {
+fn notice_precedes_evictions_of_other_nodes() {
     let drained = |v: &mut NodeView| (v.facts.draining_ms, v.pods) = (Some(NOW - 1000), vec![pod("p")]);
     let world = world(0, 5).allocation("a", Active, "2").node(drained).allocation("b", Preempting, "2");
     assert_eq!(world.verbs(), "notice:bn-b evict:p");
@@ -219,7 +219,7 @@ fn deleted_node_is_drained_then_released() {
 
 /// BidNodes with one node suspend repairs when many nodes of others fail at once.
 #[test]
-fn repair_waits_when_the_fleet_is_ill() {
+fn repair_waits_while_the_fleet_is_unhealthy() {
     let ill = |v: &mut NodeView| (v.facts.ready, v.facts.since_ms) = (false, NOW - 181_000);
     let world = world(1, 5).allocation("a", Active, "2").node(ill).with(|w| w.fleet_unhealthy = true);
     assert_eq!(world.verbs(), "");
@@ -243,7 +243,7 @@ fn failed_launches_delay_the_next_bid() {
 
 /// A DaemonSet recreates pods that tolerate the notice at once, so critical pods do not wait for them.
 #[test]
-fn blanket_daemons_do_not_hold_back_critical_pods() {
+fn tolerating_daemons_do_not_delay_critical_pod_evictions() {
     let noticed = |v: &mut NodeView| {
         v.facts.draining_ms = Some(NOW - 40_000);
         v.facts.taints =

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_who_may_not_read_agent_machines_is_told_so() {
+    fn unreadable_agent_machines_are_reported_in_explain() {
         let mut facts = facts();
         facts.agent_machines = None;
         facts.requests.clear();
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn every_reason_of_the_contract_has_something_to_do() {
+    fn documented_failure_reasons_have_a_fix() {
         for reason in [
             "PoolNotFound",
             "InfraEnvUnavailable",

@@ -110,7 +110,7 @@ fn suspended_set_table() {
 }
 
 #[test]
-fn original_is_suspended_once_annotated() {
+fn original_settings_suspend_without_asking_the_registry() {
     let case = Case { settings: Settings::original(), ..Case::new(suspended_set(0), "0=ready") };
     assert_eq!(case.shown(), "Suspended: hibernate:demo-0");
     let set = set_with(suspended_set(0));
@@ -119,7 +119,7 @@ fn original_is_suspended_once_annotated() {
 }
 
 #[test]
-fn resumed_set_wakes_what_no_hibernation_holds() {
+fn resumed_set_wakes_pods_without_a_hibernation() {
     let case = Case::new(agents(0), "0=hibernated");
     assert_eq!(case.shown(), "Waking: wake:demo-0");
     let held = Case { held: &["demo-0"], ..Case::new(agents(0), "0=hibernated") };
@@ -322,7 +322,7 @@ fn main_agent_moves_with_its_state() {
 }
 
 #[test]
-fn finalizer_comes_before_any_pod() {
+fn finalizer_is_added_before_any_pod() {
     let mut set = set_with(agents(0));
     set.metadata.finalizers = None;
     let observed = Observed {

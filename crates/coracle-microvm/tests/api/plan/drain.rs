@@ -161,7 +161,7 @@ fn move_table() {
 }
 
 #[test]
-fn target_that_refuses_gives_the_vm_back() {
+fn refusing_migration_target_returns_the_vm_to_its_source() {
     let policy = Policy::default();
     let vm = moving(Stage::Live, MigrationPhase::Restoring);
     let memo = Memo { refusals: policy.refusals_max, ..Memo::default() };
@@ -174,7 +174,7 @@ fn target_that_refuses_gives_the_vm_back() {
 }
 
 #[test]
-fn end_that_does_not_answer_does_not_hold_up_the_vm() {
+fn unreachable_migration_peer_does_not_delay_the_vm() {
     let policy = Policy::default();
     let view = || powered(State::Running, Some(PowerState::Running));
     let vm = moving(Stage::Live, MigrationPhase::Cleaning);

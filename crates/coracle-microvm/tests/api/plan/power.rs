@@ -66,7 +66,7 @@ fn power_state_table() {
 }
 
 #[test]
-fn powered_off_vm_starts_when_power_state_says_so() {
+fn powered_off_vm_follows_power_state_not_restart_policy() {
     use PowerState::{Hibernated, Paused, Running, Stopped};
     let policy = Policy::default();
     let off = || powered(State::Stopped, Some(Stopped));
@@ -105,7 +105,7 @@ fn powered_off_vm_of_old_agent_is_recreated() {
 }
 
 #[test]
-fn vm_that_begins_powered_off_does_not_boot() {
+fn vm_created_powered_off_does_not_boot() {
     let policy = Policy::default();
     let off = powered(State::Stopped, Some(PowerState::Stopped));
     let up = powered(State::Running, None);

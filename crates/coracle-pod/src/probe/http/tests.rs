@@ -70,7 +70,7 @@ fn answer(path: &str, port: u16) -> String {
 }
 
 #[tokio::test]
-async fn answers_lead_to_outcomes() {
+async fn http_responses_map_to_probe_outcomes() {
     let server = Server::start(answer).await;
     for (path, want) in [
         ("/ok", ProbeOutcome::Success),
@@ -90,7 +90,7 @@ async fn answers_lead_to_outcomes() {
 }
 
 #[tokio::test]
-async fn headers_are_those_of_a_kubelet_unless_the_spec_says_others() {
+async fn probe_headers_match_the_kubelet_unless_overridden() {
     let server = Server::start(answer).await;
     server.get("/ok", &[]).await;
     let own = [("Host", "example.org"), ("User-Agent", "mine"), ("Accept", ""), ("X-A", "1"), ("X-A", "2")];

@@ -173,7 +173,7 @@ impl World {
 
 /// Created, hibernated, woken, hibernated again, woken, deleted; with one restart at each possible place in turn.
 #[test]
-fn no_count_is_lost_when_any_step_is_cut_off() {
+fn guest_counter_survives_a_restart_at_any_step() {
     for at in 0.. {
         let mut cut = Some(at);
         let mut world = World::default();

@@ -13,7 +13,7 @@ use super::clients::{begin, request, send};
 use super::world::{DEADLINE, MASTERS, World};
 
 #[test]
-fn requests_are_refused_exactly() {
+fn invalid_requests_are_refused_with_their_status() {
     cluster::run(async |cluster| {
         let world = World::new(cluster.client(), "refusing-node", false).await;
         world.run("shop", "web", &["serve"], true).await;

@@ -42,7 +42,7 @@ async fn uninstall_is_refused(worker: &Worker, helm: &Helm<'_>) {
 }
 
 #[test]
-fn release_of_the_chart_below_a_real_kubelet() {
+fn helm_chart_installs_upgrades_and_uninstalls_on_a_kubelet() {
     netns::run_within(Duration::from_secs(400), || async {
         let Some([program]) = tools::require(["helm"]) else { return };
         let Some(installed) = Installed::plane_for_pods().await else { return };

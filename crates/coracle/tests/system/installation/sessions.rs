@@ -44,7 +44,7 @@ async fn ends(session: Child) {
 }
 
 #[test]
-fn guests_outlive_the_carriers_of_their_sessions() {
+fn guests_survive_kills_of_operator_and_node_during_sessions() {
     netns::run_within(Duration::from_secs(300), || async {
         let Some(installed) = Installed::plane().await else { return };
         installed.install().await;

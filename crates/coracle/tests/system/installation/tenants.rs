@@ -170,7 +170,7 @@ impl Installed {
 }
 
 #[test]
-fn tenants_enter_their_own_guests_alone() {
+fn tenants_access_only_their_own_guests() {
     netns::run_within(Duration::from_secs(300), || async {
         let Some(mut installed) = Installed::plane().await else { return };
         let Some(registry) = private_registry(&mut installed) else { return };
