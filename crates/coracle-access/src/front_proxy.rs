@@ -83,10 +83,10 @@ impl FrontProxy {
     pub fn user(&self, chain: &[CertificateDer<'_>], headers: &HeaderMap) -> Option<User> {
         let client = self.authority.user(chain)?;
         let is_allowed = self.names.is_empty() || self.names.contains(&client.name);
-        if is_allowed { self.named(headers) } else { None }
+        if is_allowed { self.user_from_headers(headers) } else { None }
     }
 
-    fn named(&self, headers: &HeaderMap) -> Option<User> {
+    fn user_from_headers(&self, headers: &HeaderMap) -> Option<User> {
         let values = |names: &[HeaderName]| {
             let all = names.iter().flat_map(|name| headers.get_all(name));
             let texts = all.filter_map(|value| value.to_str().ok().map(str::to_owned));

@@ -41,7 +41,7 @@ pub(crate) async fn keep(
     let has_fleet = fleet.is_some();
     let mut installed = None;
     loop {
-        let wait = match once(client, config, address, tls, has_fleet, &mut installed).await {
+        let wait = match renew_due(client, config, address, tls, has_fleet, &mut installed).await {
             Ok(wait) => {
                 config.ready.send_replace(true);
                 wait.min(LOOK)
@@ -57,7 +57,7 @@ pub(crate) async fn keep(
 }
 
 /// Renews what is due, and returns the time until the next action.
-async fn once(
+async fn renew_due(
     client: &Client,
     config: &Config,
     address: SocketAddr,

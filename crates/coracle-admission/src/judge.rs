@@ -45,17 +45,17 @@ pub struct Review<'a> {
 pub fn judge(q: &Review<'_>) -> Result<(), String> {
     if let Some(old) = q.old {
         if old.is_provisioned() {
-            return frozen(old, q.new); // a live VM keeps its node
+            return check_frozen_fields(old, q.new); // a live VM keeps its node
         }
-        if old.metadata.deletion_timestamp.is_some() || asks_the_same(old, q.new) {
+        if old.metadata.deletion_timestamp.is_some() || has_same_request(old, q.new) {
             return Ok(());
         }
     }
     q.exceeded_quota.clone().map_or(Ok(()), Err)?;
-    room(q)
+    check_room(q)
 }
 
-fn room(q: &Review<'_>) -> Result<(), String> {
+fn check_room(q: &Review<'_>) -> Result<(), String> {
     let named = match &q.target {
         Target::Outside => return Ok(()),
         Target::Node(name) => q.nodes.iter().find(|node| node.node == *name),
@@ -69,7 +69,7 @@ fn room(q: &Review<'_>) -> Result<(), String> {
 }
 
 /// Refuses changes of fields that a live VM was created from. The node of its next start may change.
-fn frozen(old: &MikromVM, new: &MikromVM) -> Result<(), String> {
+fn check_frozen_fields(old: &MikromVM, new: &MikromVM) -> Result<(), String> {
     let changed = old.spec.changed_inputs(&new.spec);
     if changed.is_empty() {
         return Ok(());
@@ -77,7 +77,7 @@ fn frozen(old: &MikromVM, new: &MikromVM) -> Result<(), String> {
     Err(format!("{} cannot change once the VM exists (status.vmID is set)", changed.join(", ")))
 }
 
-fn asks_the_same(old: &MikromVM, new: &MikromVM) -> bool {
+fn has_same_request(old: &MikromVM, new: &MikromVM) -> bool {
     let ask = |vm: &MikromVM| {
         let spec = vm.spec.clone();
         (spec.vcpu_count, spec.memory_mib, spec.node_name, spec.agent_address, spec.volumes)

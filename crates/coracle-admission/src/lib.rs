@@ -200,7 +200,7 @@ pub async fn run_on(
     let answer = serve::serve(&listener, tls.clone(), router);
     let renew = install::keep(&client, &config, address, fleet.as_ref(), &tls);
     tokio::select! {
-        () = drained(&config, &stop) => Ok(()),
+        () = wait_drained(&config, &stop) => Ok(()),
         () = answer => Ok(()),
         () = renew => Ok(()),
     }
@@ -214,13 +214,13 @@ fn router(config: &Config, fleet: Option<Fleet>) -> Result<axum::Router, Error> 
     let mut webhooks = of(Clients::ApiServer).fold(own, merged);
     if let Some(pem) = &config.client_ca {
         let authority = coracle_access::ClientCa::new(pem, config.clock.clone())?;
-        webhooks = serve::only_clients_of(webhooks, authority);
+        webhooks = serve::require_client_of(webhooks, authority);
     }
     Ok(of(Clients::Router).fold(webhooks, merged))
 }
 
 /// Waits for `stop`, and then until the API server calls other endpoints.
-async fn drained(config: &Config, stop: &CancellationToken) {
+async fn wait_drained(config: &Config, stop: &CancellationToken) {
     stop.cancelled().await;
     config.ready.send_replace(false);
     match config.reach {
@@ -242,7 +242,7 @@ mod tests {
             let config = Config { reach, ready: watch::Sender::new(true), ..Config::default() };
             let (stop, began) = (CancellationToken::new(), Instant::now());
             stop.cancel();
-            drained(&config, &stop).await;
+            wait_drained(&config, &stop).await;
             assert_eq!(began.elapsed().as_secs(), want);
             assert!(!*config.ready.borrow());
         }

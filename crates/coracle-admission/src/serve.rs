@@ -64,7 +64,7 @@ struct Shown {
 
 impl Tls {
     pub(crate) fn set(&self, leaf: Leaf) -> Result<(), Error> {
-        self.show(vec![leaf.certificate], leaf.key, leaf.renew_after)
+        self.set_config(vec![leaf.certificate], leaf.key, leaf.renew_after)
     }
 
     /// Uses a certificate of the user, which the caller replaces.
@@ -73,10 +73,10 @@ impl Tls {
         chain: Vec<CertificateDer<'static>>,
         key: PrivateKeyDer<'static>,
     ) -> Result<(), Error> {
-        self.show(chain, key, Timestamp::MAX)
+        self.set_config(chain, key, Timestamp::MAX)
     }
 
-    fn show(
+    fn set_config(
         &self,
         chain: Vec<CertificateDer<'static>>,
         key: PrivateKeyDer<'static>,
@@ -103,7 +103,7 @@ impl Tls {
 }
 
 /// Wraps a router so that only clients of an authority are answered, and others receive 401.
-pub(crate) fn only_clients_of(router: Router, authority: ClientCa) -> Router {
+pub(crate) fn require_client_of(router: Router, authority: ClientCa) -> Router {
     router.layer(middleware::from_fn_with_state(authority, check_client))
 }
 
@@ -240,7 +240,7 @@ mod tests {
 
     use super::*;
 
-    fn asked(old_phase: &str, phase: &str) -> AdmissionRequest<DynamicObject> {
+    fn admission_request(old_phase: &str, phase: &str) -> AdmissionRequest<DynamicObject> {
         let object = |phase: &str| {
             json!({
                 "apiVersion": "vm.mikrom.es/v1alpha1", "kind": "MikromVM", "metadata": {"name": "web"},
@@ -258,10 +258,14 @@ mod tests {
 
     #[test]
     fn unreadable_object_can_be_repaired() {
-        let (old, new) = objects(&asked("Levitating", "Running")).unwrap();
+        let (old, new) = objects(&admission_request("Levitating", "Running")).unwrap();
         assert!(old.is_none() && new.is_some());
-        assert!(objects(&asked("Running", "Levitating")).unwrap_err().contains("cannot read the object"));
-        let (old, new) = objects(&asked("Running", "Running")).unwrap();
+        assert!(
+            objects(&admission_request("Running", "Levitating"))
+                .unwrap_err()
+                .contains("cannot read the object")
+        );
+        let (old, new) = objects(&admission_request("Running", "Running")).unwrap();
         assert!(old.is_some() && new.is_some());
     }
 }

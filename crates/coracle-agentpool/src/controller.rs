@@ -61,10 +61,10 @@ where
     }
 
     fn ended(&self, outcome: ReconcileResult, took: Duration) {
-        self.cx.config.pool_metrics.reconciled(self.name, outcome == ReconcileResult::Ok, took);
+        self.cx.config.pool_metrics.record_reconcile(self.name, outcome == ReconcileResult::Ok, took);
     }
 
     fn queued(&self, waiting: usize) {
-        self.cx.config.pool_metrics.waiting(self.name, waiting);
+        self.cx.config.pool_metrics.set_queue_depth(self.name, waiting);
     }
 }

@@ -112,7 +112,7 @@ fn is_taken(agent: &VsphereAgent, machine: &str) -> bool {
 /// Terms of an AgentMachine's selector that no Agent prepared for the pool matches, as `key=value`. The pinned term is set by
 /// this controller and always matches.
 #[must_use]
-pub fn unmet(am: &AgentMachine, pool: &VsphereAgentPool) -> Vec<String> {
+pub fn unmet_terms(am: &AgentMachine, pool: &VsphereAgentPool) -> Vec<String> {
     let agent = &pool.spec.agent;
     let gives = |key: &str, value: &str| match key {
         names::AGENT_MACHINE => true,
@@ -211,7 +211,7 @@ mod tests {
         pool
     }
 
-    fn waits(name: &str, pinned: Option<&str>) -> AgentMachine {
+    fn waiting_machine(name: &str, pinned: Option<&str>) -> AgentMachine {
         let mut am = json!({
             "metadata": {"name": name, "namespace": "cp", "uid": format!("uid-{name}"),
                 "annotations": {"hypershift.openshift.io/nodePool": "ns/np"}},
@@ -255,7 +255,7 @@ mod tests {
             ),
             ("a name too long for a label is cut", long.as_str(), vec![], cut.as_str()),
         ] {
-            let got = place(&waits(name, None), &pool(), there.iter());
+            let got = place(&waiting_machine(name, None), &pool(), there.iter());
             let fits = if want == SECOND { got.starts_with(SECOND) && got.len() == 19 } else { got == want };
             assert!(fits, "{why}: {got}");
         }
@@ -273,10 +273,10 @@ mod tests {
             (json!({"customer": "example", "rack": "7"}), "rack=7"),
             (json!({names::ROLE_LABEL: "infra"}), "hypershift.openshift.io/nodepool-role=infra"),
         ] {
-            let mut am = waits("w-0", None);
+            let mut am = waiting_machine("w-0", None);
             am.view.spec.agent_label_selector =
                 serde_json::from_value(json!({"matchLabels": selector})).unwrap();
-            assert_eq!(unmet(&am, &pool).join(", "), want, "{selector}");
+            assert_eq!(unmet_terms(&am, &pool).join(", "), want, "{selector}");
         }
     }
 
@@ -285,25 +285,39 @@ mod tests {
         let pools = [pool(), pool()];
         let one = [&pools[0]];
         let two = [&pools[0], &pools[1]];
-        let mut ready = waits("w-0", None);
+        let mut ready = waiting_machine("w-0", None);
         ready.view.status.conditions = None;
         let taken = agent("w-0", "w-0", Some("w-1"));
         for (why, am, pools, there, pin, create) in [
             ("it does not wait", ready, &one[..], vec![], None, 0),
-            ("no pool is its", waits("w-0", None), &[][..], vec![], None, 0),
-            ("two pools are its: never guess", waits("w-0", None), &two[..], vec![], None, 0),
-            ("it waits: pinned, and one is made", waits("w-0", None), &one[..], vec![], Some("w-0"), 2),
-            ("pinned already", waits("w-0", Some("w-0")), &one[..], vec![], None, 2),
-            ("served", waits("w-0", Some("w-0")), &one[..], vec![agent("w-0", "w-0", None)], None, 0),
+            ("no pool is its", waiting_machine("w-0", None), &[][..], vec![], None, 0),
+            ("two pools are its: never guess", waiting_machine("w-0", None), &two[..], vec![], None, 0),
+            (
+                "it waits: pinned, and one is made",
+                waiting_machine("w-0", None),
+                &one[..],
+                vec![],
+                Some("w-0"),
+                2,
+            ),
+            ("pinned already", waiting_machine("w-0", Some("w-0")), &one[..], vec![], None, 2),
+            (
+                "served",
+                waiting_machine("w-0", Some("w-0")),
+                &one[..],
+                vec![agent("w-0", "w-0", None)],
+                None,
+                0,
+            ),
             (
                 "served under a second name of its object",
-                waits("w-0", Some("w-0")),
+                waiting_machine("w-0", Some("w-0")),
                 &one[..],
                 vec![agent("w-0-pool-x", "w-0", None)],
                 None,
                 0,
             ),
-            ("its VM was taken", waits("w-0", Some("w-0")), &one[..], vec![taken], Some(SECOND), 1),
+            ("its VM was taken", waiting_machine("w-0", Some("w-0")), &one[..], vec![taken], Some(SECOND), 1),
         ] {
             let demand = plan(&am, pools, there.iter());
             assert_eq!(demand.create.len(), create, "{why}: {demand:?}");

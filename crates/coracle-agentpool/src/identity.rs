@@ -24,17 +24,17 @@ pub fn label_value(name: &str) -> String {
     if name.len() <= LABEL_MAX {
         return name.to_owned();
     }
-    format!("{}-{}", cut(name, LABEL_KEPT), digest(name))
+    format!("{}-{}", truncate(name, LABEL_KEPT), digest(name))
 }
 
 /// Name of a VsphereAgent if the AgentMachine's own name is taken by another object.
 #[must_use]
 pub fn second_name(pool_ns: &str, pool: &str, am_ns: &str, am: &str) -> String {
     let whole = format!("{am}-{pool}");
-    format!("{}-{}", cut(&whole, SECOND_KEPT), digest(&format!("{pool_ns}/{pool}/{am_ns}/{am}")))
+    format!("{}-{}", truncate(&whole, SECOND_KEPT), digest(&format!("{pool_ns}/{pool}/{am_ns}/{am}")))
 }
 
-fn cut(text: &str, at: usize) -> &str {
+fn truncate(text: &str, at: usize) -> &str {
     let end = (0..=at.min(text.len())).rev().find(|i| text.is_char_boundary(*i)).unwrap_or(0);
     &text[..end]
 }
@@ -88,16 +88,16 @@ impl HardwareId {
     /// and behind cloned adapters.
     #[must_use]
     pub fn is(&self, other: &Self) -> bool {
-        self.compared(other) == Some(true)
+        self.compare(other) == Some(true)
     }
 
     /// Whether both are certainly different machines.
     #[must_use]
     pub fn conflicts(&self, other: &Self) -> bool {
-        self.compared(other) == Some(false)
+        self.compare(other) == Some(false)
     }
 
-    fn compared(&self, other: &Self) -> Option<bool> {
+    fn compare(&self, other: &Self) -> Option<bool> {
         same(&self.uuid, &other.uuid).or_else(|| same(&self.mac, &other.mac))
     }
 }

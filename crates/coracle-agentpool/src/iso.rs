@@ -127,7 +127,7 @@ pub fn prefix(pool: &VsphereAgentPool) -> String {
 
 /// Returns the URL without user information and query, which hold the token.
 #[must_use]
-pub fn redacted(url: &str) -> String {
+pub fn redact_url(url: &str) -> String {
     let bare = url.split(['?', '#']).next().unwrap_or(url);
     match bare.split_once("://") {
         Some((scheme, rest)) => {

@@ -222,7 +222,7 @@ async fn work(client: Client, config: &Config, stop: &CancellationToken) -> Resu
         () = all => {}
         () = keep => {}
         () = request::follow(&cx, followed, &triggers) => {}
-        () = late(stop, config.times.stop) => {
+        () = wait_stop_grace(stop, config.times.stop) => {
             warn!("reconciles still run, stopping without them; their tasks in vCenter continue");
         }
     }
@@ -234,7 +234,7 @@ async fn work(client: Client, config: &Config, stop: &CancellationToken) -> Resu
 }
 
 /// Returns `grace` after the request to stop.
-async fn late(stop: &CancellationToken, grace: Duration) {
+async fn wait_stop_grace(stop: &CancellationToken, grace: Duration) {
     stop.cancelled().await;
     sleep(grace).await;
 }
@@ -318,7 +318,7 @@ impl Context {
     }
 
     /// Records that the VM of `request` reached a stage.
-    pub(crate) fn reached(&self, request: &VsphereAgent, stage: &'static str) {
+    pub(crate) fn record_stage(&self, request: &VsphereAgent, stage: &'static str) {
         let Some(made) = &request.metadata.creation_timestamp else { return };
         let after = self.config.clock.timestamp().duration_since(made.0);
         // Clocks differ slightly, so the difference may be negative.
@@ -326,7 +326,7 @@ impl Context {
     }
 
     /// VMs of the pool's folder, if it is watched.
-    pub(crate) fn watched(&self, pool: &VsphereAgentPool) -> Option<request::Folder> {
+    pub(crate) fn watched_folder(&self, pool: &VsphereAgentPool) -> Option<request::Folder> {
         self.folders_of.lock().get(&(pool.namespace(), pool.name_any())).cloned()
     }
 

@@ -153,16 +153,16 @@ impl PoolMetrics {
 
     /// Initialises each metric, so that a scrape shows all of them.
     pub fn touch(&self) {
-        self.reconciled("vsphereagentpool", true, Duration::ZERO);
-        self.waiting("vsphereagentpool", 0);
+        self.record_reconcile("vsphereagentpool", true, Duration::ZERO);
+        self.set_queue_depth("vsphereagentpool", 0);
         self.stage("placed", Duration::ZERO);
-        self.unowned("ns", "pool", 0);
+        self.set_unowned("ns", "pool", 0);
         self.vm("create", true);
         self.iso("ensure", "success");
         self.pool("ns", "pool", [0; 10], [0; 3]);
     }
 
-    pub(crate) fn reconciled(&self, controller: &'static str, ok: bool, took: Duration) {
+    pub(crate) fn record_reconcile(&self, controller: &'static str, ok: bool, took: Duration) {
         let result = if ok { "success" } else { "error" };
         self.runs.get_or_create(&Run { controller, result }).inc();
         let errors = self.errors.get_or_create(&Controller { controller });
@@ -171,7 +171,7 @@ impl PoolMetrics {
         self.seconds.get_or_create(&Controller { controller }).observe(took.as_secs_f64());
     }
 
-    pub(crate) fn waiting(&self, controller: &'static str, count: usize) {
+    pub(crate) fn set_queue_depth(&self, controller: &'static str, count: usize) {
         let labels = Queue { controller, name: controller };
         self.depth.get_or_create(&labels).set(i64::try_from(count).unwrap_or(i64::MAX));
     }
@@ -181,7 +181,7 @@ impl PoolMetrics {
         self.stages.get_or_create(&Stage { stage }).observe(after.as_secs_f64());
     }
 
-    pub(crate) fn unowned(&self, namespace: &str, pool: &str, count: usize) {
+    pub(crate) fn set_unowned(&self, namespace: &str, pool: &str, count: usize) {
         let labels = InPool { pool: format!("{namespace}/{pool}") };
         self.unowned.get_or_create(&labels).set(i64::try_from(count).unwrap_or(i64::MAX));
     }
@@ -228,7 +228,7 @@ mod tests {
         let mut registry = Registry::default();
         let metrics = PoolMetrics::register(&mut registry);
         metrics.touch();
-        metrics.reconciled("vsphereagent", false, Duration::ZERO);
+        metrics.record_reconcile("vsphereagent", false, Duration::ZERO);
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
         for line in [

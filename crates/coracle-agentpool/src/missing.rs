@@ -8,7 +8,7 @@ use tracing::warn;
 
 use crate::{
     Context,
-    status::{report_pool, say},
+    status::{new_condition, report_pool},
     watches::Caches,
 };
 
@@ -27,7 +27,7 @@ pub(crate) async fn report(cx: &Context) -> Infallible {
         if unlisted.is_empty() {
             continue;
         }
-        let condition = say("Ready", false, "KindsUnavailable", message(&unlisted));
+        let condition = new_condition("Ready", false, "KindsUnavailable", message(&unlisted));
         for pool in cx.caches.pools.state() {
             let status = pool.status.clone().unwrap_or_default();
             if let Err(error) = report_pool(cx, &pool, status, std::slice::from_ref(&condition)).await {

@@ -15,7 +15,7 @@ use kube::{
 use crate::{Context, Error, ISO_MANAGER, POOL_MANAGER, REQUEST_MANAGER, demand::Counters, pool::plan::Plan};
 
 /// Creates a condition.
-pub(crate) fn say(
+pub(crate) fn new_condition(
     kind: &'static str,
     status: bool,
     reason: &'static str,
@@ -30,9 +30,9 @@ pub fn pool_conditions(demand: Counters, plan: &Plan, failed: &[String], blocked
     let ready = if failed.is_empty() {
         let note =
             if blocked.is_empty() { String::new() } else { format!("waiting: {}", blocked.join("; ")) };
-        say("Ready", true, "Reconciled", note)
+        new_condition("Ready", true, "Reconciled", note)
     } else {
-        say("Ready", false, "ApplyFailed", failed.join("; "))
+        new_condition("Ready", false, "ApplyFailed", failed.join("; "))
     };
     let Counters { all, waiting, unready, without_agent } = demand;
     let seen = format!(
@@ -44,14 +44,14 @@ pub fn pool_conditions(demand: Counters, plan: &Plan, failed: &[String], blocked
         plan.matching, plan.pending, plan.bound, plan.usable
     );
     let capacity = if plan.deficit == 0 {
-        say("CapacitySatisfied", true, "Satisfied", "")
+        new_condition("CapacitySatisfied", true, "Satisfied", "")
     } else {
-        say("CapacitySatisfied", false, "Deficit", numbers)
+        new_condition("CapacitySatisfied", false, "Deficit", numbers)
     };
     vec![
         ready,
-        say("AgentMachineDemandFound", true, "Observed", seen),
-        say("InfraEnvAvailable", true, "Available", ""),
+        new_condition("AgentMachineDemandFound", true, "Observed", seen),
+        new_condition("InfraEnvAvailable", true, "Available", ""),
         capacity,
     ]
 }

@@ -238,14 +238,14 @@ impl Vcenters {
         let version = secret.resource_version().and_then(|v| v.parse().ok()).unwrap_or(0);
         let data = secret.data.unwrap_or_default().into_iter().map(|(key, value)| (key, value.0)).collect();
         match Credentials::parse(&data) {
-            Ok(credentials) => Ok(self.newest((namespace, name), version, credentials)),
+            Ok(credentials) => Ok(self.store_secret((namespace, name), version, credentials)),
             Err(source) => Err(ProviderError::Credentials { namespace, name, source }),
         }
     }
 
     /// Stores the content of a Secret, and closes the session of its previous content unless another Secret has the same.
     /// Reconciles read concurrently: content that is older than the known version is discarded.
-    fn newest(&self, secret: (String, String), version: u64, credentials: Credentials) -> Credentials {
+    fn store_secret(&self, secret: (String, String), version: u64, credentials: Credentials) -> Credentials {
         let mut secrets = self.secrets.lock();
         if let Some((known, newer)) = secrets.get(&secret)
             && *known > version
@@ -257,13 +257,13 @@ impl Vcenters {
         let old = before.map(|(_, old)| old).filter(|old| !is_used(old));
         drop(secrets);
         if let Some(old) = old {
-            self.leave(&old);
+            self.close_session(&old);
         }
         credentials
     }
 
     /// Closes the session of credentials that no Secret has any more.
-    fn leave(&self, old: &Credentials) {
+    fn close_session(&self, old: &Credentials) {
         let session = self.sessions.lock().remove(old);
         if let Some(Login::Open(vcenter)) = session.map(|s| s.login.borrow().clone()) {
             info!(server = old.server(), "Secret changed, closing its former session");

@@ -160,17 +160,17 @@ pub(crate) fn watch(
     let triggers = Triggers::default();
     let on = || {
         let (caches, triggers) = (caches.clone(), triggers.clone());
-        move |changed: Changed<'_>| touched(&caches, &triggers, changed)
+        move |changed: Changed<'_>| trigger_reconciles(&caches, &triggers, changed)
     };
     let all = [
-        cached(api(client, namespace, ()), pools, on(), |o| Changed::Pool(o)),
-        cached(api(client, namespace, ()), requests, on(), |o| Changed::Request(o)),
-        cached(api(client, namespace, kinds.agent_machine), agent_machines, on(), |o| {
+        run_cache(api(client, namespace, ()), pools, on(), |o| Changed::Pool(o)),
+        run_cache(api(client, namespace, ()), requests, on(), |o| Changed::Request(o)),
+        run_cache(api(client, namespace, kinds.agent_machine), agent_machines, on(), |o| {
             Changed::AgentMachine(o)
         }),
-        cached(api(client, namespace, kinds.machine), machines, on(), |o| Changed::Machine(o)),
-        cached(api(client, namespace, kinds.agent), agents, on(), |o| Changed::Agent(o)),
-        cached(api(client, namespace, kinds.infra_env), infra_envs, on(), |o| Changed::InfraEnv(o)),
+        run_cache(api(client, namespace, kinds.machine), machines, on(), |o| Changed::Machine(o)),
+        run_cache(api(client, namespace, kinds.agent), agents, on(), |o| Changed::Agent(o)),
+        run_cache(api(client, namespace, kinds.infra_env), infra_envs, on(), |o| Changed::InfraEnv(o)),
     ];
     let keep = async move {
         join_all(all).await;
@@ -226,7 +226,7 @@ pub(crate) enum Changed<'a> {
 }
 
 /// Keeps a cache up to date, and calls `on` for each change.
-fn cached<K>(
+fn run_cache<K>(
     api: Api<K>,
     writer: Writer<K>,
     on: impl Fn(Changed<'_>) + Send + 'static,
@@ -240,7 +240,7 @@ where
 }
 
 /// Triggers the reconciles that a change requires.
-fn touched(caches: &Caches, triggers: &Triggers, changed: Changed<'_>) {
+fn trigger_reconciles(caches: &Caches, triggers: &Triggers, changed: Changed<'_>) {
     let pool = |r: ObjectRef<VsphereAgentPool>| triggers.pools.add(r);
     let request = |r: &VsphereAgent| triggers.requests.add(ObjectRef::from_obj(r));
     let am = |am: &AgentMachine| {
@@ -250,7 +250,8 @@ fn touched(caches: &Caches, triggers: &Triggers, changed: Changed<'_>) {
         Changed::Pool(p) => {
             pool(ObjectRef::from_obj(p));
             let (edited, has_image) = triggers.changes(p);
-            let is_due = |r: &&Arc<VsphereAgent>| edited || (has_image && r.vm().is_none()) || concerns(p, r);
+            let is_due =
+                |r: &&Arc<VsphereAgent>| edited || (has_image && r.vm().is_none()) || is_affected(p, r);
             caches.requests_of(p).iter().filter(is_due).for_each(|r| request(r));
             // The status of a pool affects AgentMachines only if they may take its free Agents.
             if edited || reuses(p) {
@@ -310,7 +311,7 @@ fn is_agent_of(request: &VsphereAgent, agent: &Agent) -> bool {
 
 /// Whether a change of a pool's status affects this VsphereAgent: the object is being deleted, or its row has another phase,
 /// Agent or Machine. A pool's status changes often, and usually most VsphereAgents have nothing to do.
-fn concerns(pool: &VsphereAgentPool, request: &VsphereAgent) -> bool {
+fn is_affected(pool: &VsphereAgentPool, request: &VsphereAgent) -> bool {
     let going = request.metadata.deletion_timestamp.is_some() || pool.metadata.deletion_timestamp.is_some();
     let Some(vm) = request.vm() else { return going };
     let rows = pool.status.as_ref().map(|s| s.owned_vms.as_slice()).unwrap_or_default();

@@ -31,7 +31,7 @@ const PATH: &str = r"^$|^[^/\s][^\s]*$";
 const ROLE: &str = "^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$";
 
 /// Deserializes a value; `null`, which Go writes for empty values, counts as absent.
-fn lenient<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(d: D) -> Result<T, D::Error> {
+fn null_as_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(d: D) -> Result<T, D::Error> {
     Ok(Option::deserialize(d)?.unwrap_or_default())
 }
 
@@ -96,7 +96,7 @@ pub struct SecretRef {
     #[schemars(length(min = 1, max = 253), regex(pattern = NAME))]
     pub name: String,
     /// Namespace of the Secret; empty: the pool's namespace.
-    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "lenient")]
+    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "null_as_default")]
     #[schemars(length(max = 63), regex(pattern = NAMESPACE_OR_EMPTY))]
     pub namespace: String,
 }
@@ -124,7 +124,7 @@ pub struct VsphereSpec {
     #[schemars(length(min = 1, max = 512))]
     pub resource_pool: String,
     /// VM folder, relative to the datacenter's; empty: the hosted cluster's name. Created when it is missing.
-    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "lenient")]
+    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "null_as_default")]
     #[schemars(length(max = 512))]
     #[x_kube(validation = Rule::new("self == oldSelf").message("folder cannot change"))]
     pub folder: String,
@@ -132,7 +132,7 @@ pub struct VsphereSpec {
     #[schemars(length(min = 1, max = 256))]
     pub network: String,
     /// Tags of the VMs, by name or id.
-    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "lenient")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "null_as_default")]
     #[schemars(length(max = 64))]
     pub vm_tags: Vec<String>,
     /// Guest operating system.
@@ -218,7 +218,7 @@ impl Firmware {
 #[serde(rename_all = "camelCase")]
 pub struct TemplateSpec {
     /// Not used: a VM has the name of its AgentMachine.
-    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "lenient")]
+    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "null_as_default")]
     #[schemars(length(max = 58), regex(pattern = NAMESPACE_OR_EMPTY))]
     pub name_prefix: String,
     /// Processors.
@@ -292,14 +292,14 @@ pub struct IsoSpec {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub eject_after_install: bool,
     /// Time between two requests for the ISO, as `10m` or `1h30m`; empty or `0s`: 10 minutes.
-    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "lenient")]
+    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "null_as_default")]
     pub check_interval: String,
     /// Number of versions that stay on the datastore.
     #[serde(default = "retain_versions")]
     #[schemars(range(min = 1, max = 20))]
     pub retain_versions: i32,
     /// Folder on the datastore; empty: `agent-forge/<namespace>/<pool>`.
-    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "lenient")]
+    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "null_as_default")]
     #[schemars(length(max = 512), regex(pattern = PATH))]
     pub path_prefix: String,
 }
@@ -337,45 +337,45 @@ pub struct VsphereAgentPoolStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// All AgentMachines.
-    #[serde(default, deserialize_with = "lenient")]
+    #[serde(default, deserialize_with = "null_as_default")]
     pub desired_replicas: i32,
     /// AgentMachines of the NodePool.
-    #[serde(default, deserialize_with = "lenient")]
+    #[serde(default, deserialize_with = "null_as_default")]
     pub agent_machines: i32,
     /// AgentMachines without a suitable Agent.
-    #[serde(default, deserialize_with = "lenient")]
+    #[serde(default, deserialize_with = "null_as_default")]
     pub waiting_agent_machines: i32,
     /// AgentMachines that are not Ready.
-    #[serde(default, deserialize_with = "lenient")]
+    #[serde(default, deserialize_with = "null_as_default")]
     pub unready_agent_machines: i32,
     /// AgentMachines without an Agent.
-    #[serde(default, deserialize_with = "lenient")]
+    #[serde(default, deserialize_with = "null_as_default")]
     pub agent_machines_without_agent: i32,
     /// Agents of the pool.
-    #[serde(default, deserialize_with = "lenient")]
+    #[serde(default, deserialize_with = "null_as_default")]
     pub matching_agents: i32,
     /// Agents that a Machine has claimed.
-    #[serde(default, deserialize_with = "lenient")]
+    #[serde(default, deserialize_with = "null_as_default")]
     pub bound_agents: i32,
     /// Agents without a Machine.
-    #[serde(default, deserialize_with = "lenient")]
+    #[serde(default, deserialize_with = "null_as_default")]
     pub available_agents: i32,
     /// VMs of the pool.
     #[serde(
         rename = "ownedVMs",
         default,
         skip_serializing_if = "Vec::is_empty",
-        deserialize_with = "lenient"
+        deserialize_with = "null_as_default"
     )]
     pub owned_vms: Vec<OwnedVm>,
     /// Actions decided by the last reconcile.
-    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "lenient")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "null_as_default")]
     pub planned_actions: Vec<PlannedAction>,
     /// ISO that new VMs boot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iso: Option<IsoStatus>,
     /// Conditions.
-    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "lenient")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "null_as_default")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
 }
@@ -385,7 +385,7 @@ pub struct VsphereAgentPoolStatus {
 #[serde(rename_all = "camelCase")]
 pub struct OwnedVm {
     /// Name of the VM in vSphere.
-    #[serde(default, deserialize_with = "lenient")]
+    #[serde(default, deserialize_with = "null_as_default")]
     #[schemars(required)]
     pub name: String,
     /// UID of the VsphereAgent that the VM belongs to.
@@ -393,22 +393,22 @@ pub struct OwnedVm {
         rename = "ownerUID",
         default,
         skip_serializing_if = "String::is_empty",
-        deserialize_with = "lenient"
+        deserialize_with = "null_as_default"
     )]
     pub owner_uid: String,
     /// Origin of the entry: VsphereAgent or DiscoveredAgent.
-    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "lenient")]
+    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "null_as_default")]
     pub source: String,
     /// BIOS UUID of the VM.
     #[serde(
         rename = "biosUUID",
         default,
         skip_serializing_if = "String::is_empty",
-        deserialize_with = "lenient"
+        deserialize_with = "null_as_default"
     )]
     pub bios_uuid: String,
     /// MAC address of the VM, with hyphens.
-    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "lenient")]
+    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "null_as_default")]
     pub mac_address: String,
     /// Agent that was matched to the VM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -419,10 +419,10 @@ pub struct OwnedVm {
     #[schemars(extend("x-kubernetes-map-type" = "atomic"))]
     pub machine_ref: Option<ObjectReference>,
     /// Provisioning, Available, Bound, Released or Orphaned.
-    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "lenient")]
+    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "null_as_default")]
     pub phase: String,
     /// Reason of the phase.
-    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "lenient")]
+    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "null_as_default")]
     pub reason: String,
     /// Time of the last change of the phase.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -438,7 +438,7 @@ pub struct PlannedAction {
     /// Reason of the action.
     pub reason: String,
     /// Name of the object of the action.
-    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "lenient")]
+    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "null_as_default")]
     pub name: String,
 }
 
@@ -447,25 +447,25 @@ pub struct PlannedAction {
 #[serde(rename_all = "camelCase")]
 pub struct IsoStatus {
     /// URL of the source, without its token.
-    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "lenient")]
+    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "null_as_default")]
     pub url: String,
     /// SHA-256 of the whole URL.
-    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "lenient")]
+    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "null_as_default")]
     pub url_hash: String,
     /// Path on the ISO datastore.
-    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "lenient")]
+    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "null_as_default")]
     pub path: String,
     /// SHA-256 of the ISO's content.
-    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "lenient")]
+    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "null_as_default")]
     pub sha256: String,
     /// Size of the ISO in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_bytes: Option<i64>,
     /// `Last-Modified` of the image service.
-    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "lenient")]
+    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "null_as_default")]
     pub last_modified: String,
     /// `ETag` of the image service.
-    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "lenient")]
+    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "null_as_default")]
     pub etag: String,
     /// Time of the last request for the ISO.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -474,10 +474,10 @@ pub struct IsoStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uploaded_at: Option<Time>,
     /// Value of the last force-iso-refresh that was carried out.
-    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "lenient")]
+    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "null_as_default")]
     pub force_refresh_token: String,
     /// Versions on the datastore, newest first.
-    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "lenient")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "null_as_default")]
     pub history: Vec<IsoVersion>,
 }
 
@@ -533,7 +533,7 @@ pub struct VsphereAgentStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vm: Option<OwnedVm>,
     /// Conditions.
-    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "lenient")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "null_as_default")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
     /// Ejection of the ISO that is under way.
@@ -555,7 +555,7 @@ pub struct IsoEjection {
         rename = "ownerUID",
         default,
         skip_serializing_if = "String::is_empty",
-        deserialize_with = "lenient"
+        deserialize_with = "null_as_default"
     )]
     pub owner_uid: String,
     /// Datacenter of the VM.
@@ -574,7 +574,7 @@ pub struct IsoEjection {
         rename = "questionID",
         default,
         skip_serializing_if = "String::is_empty",
-        deserialize_with = "lenient"
+        deserialize_with = "null_as_default"
     )]
     pub question_id: String,
 }

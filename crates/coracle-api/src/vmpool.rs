@@ -49,7 +49,7 @@ const SELECTED: &str = "self.selector.matchLabels.all(k, has(self.template.metad
 )]
 pub struct MikromVMPoolSpec {
     /// Desired number of VMs.
-    #[serde(default = "one")]
+    #[serde(default = "default_one")]
     #[schemars(range(min = 0, max = 1000))]
     pub replicas: i32,
     /// Labels of the pool's VMs.
@@ -58,11 +58,11 @@ pub struct MikromVMPoolSpec {
     /// Template that the VMs are created from. VMs of an older template are replaced.
     pub template: VmTemplate,
     /// Number of VMs that may be down at the same time while VMs are replaced, and while their nodes are drained.
-    #[serde(default = "one")]
+    #[serde(default = "default_one")]
     #[schemars(range(min = 0, max = 1000))]
     pub max_unavailable: i32,
     /// Number of VMs beyond replicas that may exist while VMs are replaced.
-    #[serde(default = "one")]
+    #[serde(default = "default_one")]
     #[schemars(range(min = 0, max = 1000))]
     pub max_surge: i32,
     /// RollingUpdate, or OnDelete: VMs of an older template stay until they are deleted.
@@ -70,7 +70,7 @@ pub struct MikromVMPoolSpec {
     pub update_strategy: UpdateStrategy,
 }
 
-fn one() -> i32 {
+fn default_one() -> i32 {
     1
 }
 

@@ -33,15 +33,15 @@ impl<T: Serialize + DeserializeOwned> Codec for T {
     }
 
     fn get(from: &mut &[u8]) -> Result<Self, Malformed> {
-        let (value, rest) =
-            postcard::take_from_bytes(from).map_err(|_| Malformed(short(std::any::type_name::<T>())))?;
+        let (value, rest) = postcard::take_from_bytes(from)
+            .map_err(|_| Malformed(short_type_name(std::any::type_name::<T>())))?;
         *from = rest;
         Ok(value)
     }
 }
 
 /// Name of a type without its path.
-fn short(name: &'static str) -> &'static str {
+fn short_type_name(name: &'static str) -> &'static str {
     name.rsplit("::").next().unwrap_or(name)
 }
 
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn edge_values_round_trip_or_are_refused() {
-        fn both<T: Codec + PartialEq + std::fmt::Debug>(value: T) {
+        fn check_round_trip<T: Codec + PartialEq + std::fmt::Debug>(value: T) {
             let mut bytes = Vec::new();
             value.put(&mut bytes);
             let mut rest = bytes.as_slice();
@@ -84,16 +84,16 @@ mod tests {
             }
         }
         for value in [0, 1, 127, 128, u64::MAX - 1, u64::MAX] {
-            both(value);
+            check_round_trip(value);
         }
         for value in [0, -1, 1, i64::MIN, i64::MAX] {
-            both(value);
-            both(i128::from(value) * 7);
+            check_round_trip(value);
+            check_round_trip(i128::from(value) * 7);
         }
-        both(i128::MIN);
-        both(i128::MAX);
-        both(Box::<str>::from("schön"));
-        both(vec![Some(Time(3)), None]);
+        check_round_trip(i128::MIN);
+        check_round_trip(i128::MAX);
+        check_round_trip(Box::<str>::from("schön"));
+        check_round_trip(vec![Some(Time(3)), None]);
         assert!(Vec::<u8>::get(&mut [200, 1].as_slice()).is_err(), "a length beyond the input");
         let huge = Vec::<[u8; 32]>::get(&mut [255, 255, 255, 255, 255, 255, 255, 255, 127].as_slice());
         assert!(huge.is_err(), "a length beyond all memory");

@@ -179,10 +179,10 @@ impl Market {
                 self.put_lot(*lot, *supplier, *slots, *notice_ms)?;
             }
             Command::DrainLot { lot } => self.drain_lot(*lot)?,
-            Command::Heard { supplier } => self.heard(*supplier),
-            Command::Silent { supplier } => self.silent(*supplier),
-            Command::Lost { supplier } => self.lost(*supplier),
-            Command::Gone { lot, slot, allocation } => self.gone(*lot, *slot, *allocation)?,
+            Command::Heard { supplier } => self.wake_supplier(*supplier),
+            Command::Silent { supplier } => self.silence_supplier(*supplier),
+            Command::Lost { supplier } => self.lose_supplier(*supplier),
+            Command::Gone { lot, slot, allocation } => self.on_machine_gone(*lot, *slot, *allocation)?,
             Command::Report { allocation, report } => self.report(*allocation, report)?,
         }
         Ok(Reply::Done)

@@ -33,7 +33,7 @@ impl Default for Timers {
     }
 }
 
-fn packed(at: Time, timer: Timer) -> u128 {
+fn pack(at: Time, timer: Timer) -> u128 {
     let (kind, row) = match timer {
         Timer::Lease(row) => (0u128, row),
         Timer::Allocation(row) => (1, row),
@@ -48,7 +48,7 @@ fn time_of(packed: u128) -> Time {
     Time(u64::try_from(packed >> 64).unwrap_or(u64::MAX))
 }
 
-fn unpacked(packed: u128) -> (Time, Timer) {
+fn unpack(packed: u128) -> (Time, Timer) {
     let row = u32::try_from(packed & u128::from(u32::MAX)).unwrap_or(u32::MAX);
     let timer = match packed >> 32 & u128::from(u32::MAX) {
         0 => Timer::Lease(row),
@@ -62,16 +62,16 @@ fn unpacked(packed: u128) -> (Time, Timer) {
 
 impl Timers {
     pub(crate) fn set(&mut self, at: Time, timer: Timer) {
-        let one = packed(at, timer);
+        let one = pack(at, timer);
         self.first = self.first.min(one);
         self.all.insert(one);
     }
 
     pub(crate) fn unset(&mut self, at: Time, timer: Timer) {
-        let one = packed(at, timer);
+        let one = pack(at, timer);
         self.all.remove(&one);
         if self.first == one {
-            self.look_again();
+            self.update_first();
         }
     }
 
@@ -86,11 +86,11 @@ impl Timers {
             return None;
         }
         let first = self.all.pop_first();
-        self.look_again();
-        first.map(unpacked)
+        self.update_first();
+        first.map(unpack)
     }
 
-    fn look_again(&mut self) {
+    fn update_first(&mut self) {
         self.first = self.all.first().copied().unwrap_or(u128::MAX);
     }
 }
@@ -124,8 +124,8 @@ mod tests {
             all.extend(kinds.iter().flat_map(|kind| [0, 7, u32::MAX].map(|row| (at, kind(row)))));
         }
         assert!(all.is_sorted(), "the order of the table");
-        let numbers: Vec<_> = all.iter().map(|(at, timer)| packed(*at, *timer)).collect();
+        let numbers: Vec<_> = all.iter().map(|(at, timer)| pack(*at, *timer)).collect();
         assert!(numbers.is_sorted_by(|a, b| a < b));
-        assert_eq!(numbers.into_iter().map(unpacked).collect::<Vec<_>>(), all);
+        assert_eq!(numbers.into_iter().map(unpack).collect::<Vec<_>>(), all);
     }
 }

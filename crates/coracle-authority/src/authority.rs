@@ -93,18 +93,18 @@ impl Authority {
         life: Duration,
         previous_pem: String,
     ) -> Result<Self, AuthorityError> {
-        let failed = failed("make the authority");
+        let failed = certificate_error("make the authority");
         let make = || {
             let mut params = CertificateParams::new(vec![])?;
             params.distinguished_name.push(DnType::CommonName, name.common_name);
             params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
             params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-            valid(&mut params, now, life);
+            set_validity(&mut params, now, life);
             let key = KeyPair::generate()?;
             Ok((params.self_signed(&key)?.pem(), key.serialize_pem()))
         };
         let (certificate_pem, key_pem) = make().map_err(failed)?;
-        Ok(Self { certificate_pem, key_pem, previous_pem, renew_after: later(now, life * 2 / 3) })
+        Ok(Self { certificate_pem, key_pem, previous_pem, renew_after: add_duration(now, life * 2 / 3) })
     }
 
     /// Generates a key and issues a certificate for it.
@@ -117,13 +117,13 @@ impl Authority {
             let certificate = params(holder, now, life)?.signed_by(&key, &self.issuer()?)?;
             Ok((certificate, key))
         };
-        let (certificate, key) = issue().map_err(failed("sign a certificate"))?;
+        let (certificate, key) = issue().map_err(certificate_error("sign a certificate"))?;
         Ok(Leaf {
             certificate: certificate.der().clone(),
             certificate_pem: certificate.pem(),
             key: PrivatePkcs8KeyDer::from(key.serialize_der()).into(),
             key_pem: key.serialize_pem(),
-            renew_after: later(now, life * 2 / 3),
+            renew_after: add_duration(now, life * 2 / 3),
         })
     }
 
@@ -139,7 +139,7 @@ impl Authority {
         life: Duration,
     ) -> Result<String, AuthorityError> {
         let sign = || params(holder, now, life)?.signed_by(&request.public_key, &self.issuer()?);
-        Ok(sign().map_err(failed("sign the certificate of a request"))?.pem())
+        Ok(sign().map_err(certificate_error("sign the certificate of a request"))?.pem())
     }
 
     fn issuer(&self) -> Result<Issuer<'static, KeyPair>, rcgen::Error> {
@@ -184,8 +184,7 @@ pub async fn authority(
         Authority::from_secret(secret).ok_or_else(|| AuthorityError::Secret { name: name.secret.into() })
     };
     loop {
-        let stored =
-            api.get_opt(name.secret).await.map_err(api_failed("read the Secret of the authority"))?;
+        let stored = api.get_opt(name.secret).await.map_err(api_error("read the Secret of the authority"))?;
         let written = match stored {
             None => {
                 let secret =
@@ -207,7 +206,7 @@ pub async fn authority(
         match written {
             Ok(secret) => return parsed(&secret),
             Err(kube::Error::Api(status)) if status.code == 409 => {} // another replica was faster: use its authority
-            Err(error) => return Err(api_failed("store the Secret of the authority")(error)),
+            Err(error) => return Err(api_error("store the Secret of the authority")(error)),
         }
     }
 }
@@ -223,27 +222,27 @@ fn params(holder: &Holder, now: Timestamp, life: Duration) -> Result<Certificate
         true => ExtendedKeyUsagePurpose::ClientAuth,
         false => ExtendedKeyUsagePurpose::ServerAuth,
     }];
-    valid(&mut params, now, life);
+    set_validity(&mut params, now, life);
     Ok(params)
 }
 
-fn valid(params: &mut CertificateParams, now: Timestamp, life: Duration) {
+fn set_validity(params: &mut CertificateParams, now: Timestamp, life: Duration) {
     let unix = |t: Timestamp| {
         let seconds = u64::try_from(t.as_second()).unwrap_or(0);
         rcgen::date_time_ymd(1970, 1, 1) + Duration::from_secs(seconds)
     };
     params.not_before = unix(now.saturating_sub(SKEW).unwrap_or(now));
-    params.not_after = unix(later(now, life));
+    params.not_after = unix(add_duration(now, life));
 }
 
-fn later(now: Timestamp, by: Duration) -> Timestamp {
+fn add_duration(now: Timestamp, by: Duration) -> Timestamp {
     now.saturating_add(by).unwrap_or(Timestamp::MAX)
 }
 
-fn failed(operation: &'static str) -> impl FnOnce(rcgen::Error) -> AuthorityError {
+fn certificate_error(operation: &'static str) -> impl FnOnce(rcgen::Error) -> AuthorityError {
     move |source| AuthorityError::Certificate { operation, source }
 }
 
-pub(crate) fn api_failed(operation: &'static str) -> impl FnOnce(kube::Error) -> AuthorityError {
+pub(crate) fn api_error(operation: &'static str) -> impl FnOnce(kube::Error) -> AuthorityError {
     move |source| AuthorityError::Api { operation, source: Box::new(source) }
 }

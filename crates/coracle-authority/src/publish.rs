@@ -13,7 +13,7 @@ use kube::{Api, Client};
 use serde_json::json;
 use tokio::time::sleep;
 
-use crate::authority::api_failed;
+use crate::authority::api_error;
 use crate::{AuthorityError, Config, Holder, Leaf, NODES, authority, serving};
 
 /// Interval between checks of the Secret: another replica may have replaced the authority.
@@ -33,7 +33,7 @@ struct Kept {
 pub(crate) async fn keep(client: &Client, config: &Config) {
     let mut kept = Kept::default();
     loop {
-        let pause = match turn(client, config, &mut kept).await {
+        let pause = match publish_once(client, config, &mut kept).await {
             Ok(()) => LOOK,
             Err(error) => {
                 tracing::warn!(
@@ -47,7 +47,7 @@ pub(crate) async fn keep(client: &Client, config: &Config) {
     }
 }
 
-async fn turn(client: &Client, config: &Config, kept: &mut Kept) -> Result<(), AuthorityError> {
+async fn publish_once(client: &Client, config: &Config, kept: &mut Kept) -> Result<(), AuthorityError> {
     let now = config.clock.timestamp();
     let authority = authority(client, &config.namespace, NODES, now, config.authority_life).await?;
     for one in &config.serving {
@@ -69,7 +69,7 @@ async fn turn(client: &Client, config: &Config, kept: &mut Kept) -> Result<(), A
 /// Writes the ConfigMap when it is absent or differs.
 async fn publish(client: &Client, namespace: &str, bundle: &str) -> Result<(), AuthorityError> {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
-    let known = maps.get_opt(CA_CONFIG_MAP).await.map_err(api_failed("read the authority of nodes"))?;
+    let known = maps.get_opt(CA_CONFIG_MAP).await.map_err(api_error("read the authority of nodes"))?;
     if known.and_then(|map| map.data?.remove(CA_KEY)).is_some_and(|pem| pem == bundle) {
         return Ok(());
     }
@@ -79,7 +79,7 @@ async fn publish(client: &Client, namespace: &str, bundle: &str) -> Result<(), A
     let params = PatchParams::apply(MANAGER).force();
     maps.patch(CA_CONFIG_MAP, &params, &Patch::Apply(&map))
         .await
-        .map_err(api_failed("publish the authority of nodes"))?;
+        .map_err(api_error("publish the authority of nodes"))?;
     Ok(())
 }
 

@@ -10,7 +10,7 @@ use k8s_openapi::{ByteString, api::core::v1::Secret};
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client, ResourceExt};
 
-use crate::authority::api_failed;
+use crate::authority::api_error;
 use crate::{Authority, AuthorityError, Config, Holder};
 
 /// Annotation with the time when the certificate of a Secret must be replaced.
@@ -90,7 +90,7 @@ pub(crate) async fn keep(
 ) -> Result<(), AuthorityError> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), &config.namespace);
     let read = secrets.get_opt(&serving.secret).await;
-    let stored = read.map_err(api_failed("read the Secret of a server's certificate"))?;
+    let stored = read.map_err(api_error("read the Secret of a server's certificate"))?;
     let bundle = authority.bundle();
     let wanted = match change(stored.as_ref(), &serving.hosts, &bundle, now) {
         Change::None => return Ok(()),
@@ -128,7 +128,7 @@ pub(crate) async fn keep(
     match written {
         Ok(_) => tracing::info!(secret = serving.secret, "certificate of a server written"),
         Err(kube::Error::Api(status)) if status.code == 409 => {}
-        Err(error) => return Err(api_failed("write the Secret of a server's certificate")(error)),
+        Err(error) => return Err(api_error("write the Secret of a server's certificate")(error)),
     }
     Ok(())
 }

@@ -14,7 +14,7 @@ use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use crate::authority::api_failed;
+use crate::authority::api_error;
 use crate::{AuthorityError, CONTROLLER, Config, Decision, NODES, authority, decide};
 
 /// Requests processed concurrently.
@@ -81,7 +81,7 @@ impl Reconciler for Signer {
             }
             Decision::Fail { why } => {
                 tracing::warn!(request = name, why, "approved request cannot be signed");
-                let status = json!({"status": {"conditions": self.with(&cached, "Failed", &why)}});
+                let status = json!({"status": {"conditions": self.with_condition(&cached, "Failed", &why)}});
                 self.patch("status", &cached, status).await?;
             }
             Decision::Sign { request, holder } => {
@@ -110,12 +110,12 @@ impl Signer {
         kind: &str,
         message: &str,
     ) -> Result<(), AuthorityError> {
-        let status = json!({"status": {"conditions": self.with(object, kind, message)}});
+        let status = json!({"status": {"conditions": self.with_condition(object, kind, message)}});
         self.patch("approval", object, status).await
     }
 
     /// Returns the conditions with an additional one.
-    fn with(&self, object: &CertificateSigningRequest, kind: &str, message: &str) -> Vec<Value> {
+    fn with_condition(&self, object: &CertificateSigningRequest, kind: &str, message: &str) -> Vec<Value> {
         let known = object.status.iter().flat_map(|status| status.conditions.iter().flatten());
         let mut conditions: Vec<Value> = known.map(|one| json!(one)).collect();
         let now = format!("{:.0}", self.config.clock.timestamp());
@@ -139,7 +139,7 @@ impl Signer {
         requests
             .patch_subresource(subresource, &name, &params, &Patch::Merge(&change))
             .await
-            .map_err(api_failed("answer a certificate signing request"))?;
+            .map_err(api_error("answer a certificate signing request"))?;
         Ok(())
     }
 }

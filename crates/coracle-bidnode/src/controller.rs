@@ -45,7 +45,7 @@ impl Reconciler for Context {
     }
 
     fn ended(&self, outcome: ReconcileResult, took: Duration) {
-        self.config.bid_metrics.reconciled(outcome == ReconcileResult::Ok, took);
+        self.config.bid_metrics.observe_reconcile(outcome == ReconcileResult::Ok, took);
     }
 }
 
@@ -92,7 +92,7 @@ async fn carry_out(
     }
     let observed = snapshot.observed(cx, object);
     let uid = object.uid().unwrap_or_default();
-    let (class, strategy, counts, cost) = status::gauged(&observed, &planned.facts);
+    let (class, strategy, counts, cost) = status::gauge_values(&observed, &planned.facts);
     let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
     let metrics = &cx.config.bid_metrics;
     metrics.gauge(&uid, &namespace, &name, &object.spec.instance_type, class, strategy, counts, cost);
@@ -116,15 +116,15 @@ async fn write_status(
     let status = status::derive(observed, &planned.facts, outcome);
     if object.status.as_ref() == Some(&status) {
         if planned.steps.is_empty() {
-            cx.config.bid_metrics.noop();
+            cx.config.bid_metrics.count_noop();
         }
         return Ok(());
     }
     let objects: Api<BidNode> = Api::namespaced(cx.client.clone(), &object.namespace().unwrap_or_default());
     apply_status(&objects, object, object.status.as_ref(), &status, names::MANAGER).await?;
-    cx.config.bid_metrics.wrote();
+    cx.config.bid_metrics.count_write();
     let before = object.status.as_ref().map(|s| s.conditions.as_slice()).unwrap_or_default();
-    for event in status::news(before, &status.conditions) {
+    for event in status::condition_events(before, &status.conditions) {
         cx.events.emit(object, event);
     }
     Ok(())

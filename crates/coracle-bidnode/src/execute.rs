@@ -81,7 +81,7 @@ pub(crate) async fn execute(
                 ended.insert(Group::Trade);
             }
             ended.insert(group);
-            first = first.or(executor.failed(error));
+            first = first.or(executor.record_error(error));
         }
         if executor.done.gone {
             break;
@@ -93,7 +93,7 @@ pub(crate) async fn execute(
 impl Executor<'_> {
     /// Decides whether an error is a failure. A refusal because of a concurrent change is not; any other refusal is reported
     /// and retried.
-    fn failed(&mut self, error: Error) -> Option<Error> {
+    fn record_error(&mut self, error: Error) -> Option<Error> {
         match &error {
             Error::Market(refusal) if refusal.is_stale() || refusal.is_over() => {
                 self.done.stale = true;
@@ -130,7 +130,7 @@ impl Executor<'_> {
             Step::EvictPod { namespace, name, uid, .. } => self.evict(namespace, name, uid).await,
             Step::DeletePod { namespace, name, uid, grace_s, allocation, .. } => {
                 if self.delete_pod(namespace, name, uid, *grace_s).await? {
-                    self.cx.drains.forced(allocation);
+                    self.cx.drains.mark_forced(allocation);
                 }
                 Ok(())
             }
@@ -156,9 +156,15 @@ impl Executor<'_> {
     }
 
     /// Stores the owner version of a reply. `at_ms` is zero unless a bid was placed or amended.
-    fn accepted(&mut self, market: &MarketName, reply: &pb::BidReply, at_ms: i64, amended: Option<&BidName>) {
+    fn record_reply(
+        &mut self,
+        market: &MarketName,
+        reply: &pb::BidReply,
+        at_ms: i64,
+        amended: Option<&BidName>,
+    ) {
         self.versions.insert(market.clone(), reply.owner_version);
-        self.cx.mirror.replied(&self.uid, market, reply.owner_version, at_ms, amended);
+        self.cx.mirror.record_reply(&self.uid, market, reply.owner_version, at_ms, amended);
         if at_ms > 0 {
             self.done.outcome.accepted = true;
             self.done.outcome.at_ms = at_ms;
@@ -190,7 +196,7 @@ impl Executor<'_> {
             ..pb::PlaceBidRequest::default()
         };
         let reply = self.cx.market.place(request).await?;
-        self.accepted(market, &reply, reply.at_ms, None);
+        self.record_reply(market, &reply, reply.at_ms, None);
         self.emit("BidPlaced", format!("bid {} for {quantity} nodes at {limit}", reply.bid), false);
         Ok(())
     }
@@ -210,7 +216,7 @@ impl Executor<'_> {
             tenant: self.tenant.clone(),
         };
         let reply = self.cx.market.amend(market, request).await?;
-        self.accepted(market, &reply, reply.at_ms, Some(bid));
+        self.record_reply(market, &reply, reply.at_ms, Some(bid));
         if let Some(limit) = limit {
             self.emit("BidRepriced", format!("bid {bid} is now at {limit}"), false);
         }
@@ -224,7 +230,7 @@ impl Executor<'_> {
             tenant: self.tenant.clone(),
         };
         let reply = self.cx.market.cancel(market, request).await?;
-        self.accepted(market, &reply, 0, None);
+        self.record_reply(market, &reply, 0, None);
         Ok(())
     }
 
@@ -238,11 +244,11 @@ impl Executor<'_> {
                 .into(),
         };
         let reply = self.cx.market.release(market, request).await?;
-        self.accepted(market, &reply, 0, None);
+        self.record_reply(market, &reply, 0, None);
         if let Some(began_ms) = draining_ms
-            && let Some(forced) = self.cx.drains.emptied(allocation)
+            && let Some(forced) = self.cx.drains.complete_drain(allocation)
         {
-            self.cx.config.bid_metrics.drained(forced, self.since(*began_ms));
+            self.cx.config.bid_metrics.observe_drain(forced, self.since(*began_ms));
         }
         let reason = if *failed { "NodeFailed" } else { "Released" };
         self.emit(reason, note.clone(), *failed);
@@ -299,7 +305,7 @@ impl Executor<'_> {
         let grace = u32::try_from(grace_s).unwrap_or(0);
         match pods.delete(name, &DeleteParams::default().grace_period(grace).preconditions(only)).await {
             Ok(_) => {
-                self.cx.config.bid_metrics.forced();
+                self.cx.config.bid_metrics.count_forced_deletion();
                 let note = format!("Pod {namespace}/{name} is ended with its whole grace");
                 self.emit("DrainForced", note, true);
                 Ok(true)
@@ -316,8 +322,8 @@ impl Executor<'_> {
         draining_ms: Option<i64>,
     ) -> Result<(), Error> {
         let deleted = delete_node(self.cx, name, allocation).await?;
-        if let Some(began_ms) = draining_ms.filter(|_| deleted && self.cx.drains.gone(allocation)) {
-            self.cx.config.bid_metrics.drained(true, self.since(began_ms));
+        if let Some(began_ms) = draining_ms.filter(|_| deleted && self.cx.drains.end_drain(allocation)) {
+            self.cx.config.bid_metrics.observe_drain(true, self.since(began_ms));
         }
         Ok(())
     }

@@ -208,7 +208,7 @@ impl Market {
     pub async fn place(&self, bid: pb::PlaceBidRequest) -> Result<pb::BidReply, MarketError> {
         self.pace.wait().await;
         let market = bid.market.clone();
-        answered("place bid", market, self.trading().place_bid(self.request(bid))).await
+        call_market("place bid", market, self.trading().place_bid(self.request(bid))).await
     }
 
     /// Amends a bid.
@@ -217,7 +217,7 @@ impl Market {
     /// [`MarketError::Call`].
     pub async fn amend(&self, market: &str, r: pb::AmendBidRequest) -> Result<pb::BidReply, MarketError> {
         self.pace.wait().await;
-        answered("amend bid", market, self.trading().amend_bid(self.request(r))).await
+        call_market("amend bid", market, self.trading().amend_bid(self.request(r))).await
     }
 
     /// Cancels the open units of a bid.
@@ -226,7 +226,7 @@ impl Market {
     /// [`MarketError::Call`].
     pub async fn cancel(&self, market: &str, r: pb::CancelBidRequest) -> Result<pb::BidReply, MarketError> {
         self.pace.wait().await;
-        answered("cancel bid", market, self.trading().cancel_bid(self.request(r))).await
+        call_market("cancel bid", market, self.trading().cancel_bid(self.request(r))).await
     }
 
     /// Releases an allocation.
@@ -239,7 +239,7 @@ impl Market {
         r: pb::ReleaseAllocationRequest,
     ) -> Result<pb::BidReply, MarketError> {
         self.pace.wait().await;
-        answered("release allocation", market, self.trading().release_allocation(self.request(r))).await
+        call_market("release allocation", market, self.trading().release_allocation(self.request(r))).await
     }
 
     /// Releases another allocation instead of one under notice.
@@ -248,7 +248,7 @@ impl Market {
     /// [`MarketError::Call`].
     pub async fn substitute(&self, market: &str, r: pb::SubstituteVictimRequest) -> Result<(), MarketError> {
         self.pace.wait().await;
-        answered("substitute allocation", market, self.trading().substitute_victim(self.request(r)))
+        call_market("substitute allocation", market, self.trading().substitute_victim(self.request(r)))
             .await
             .map(drop)
     }
@@ -266,9 +266,9 @@ impl Market {
         };
         let allocations = pb::ListAllocationsRequest { owner_uid, tenant, include_ended: false };
         let mut trading = self.trading();
-        let bids = answered("list bids", "*", trading.get_pending_bids(self.request(bids))).await?;
+        let bids = call_market("list bids", "*", trading.get_pending_bids(self.request(bids))).await?;
         let allocations =
-            answered("list allocations", "*", trading.list_allocations(self.request(allocations))).await?;
+            call_market("list allocations", "*", trading.list_allocations(self.request(allocations))).await?;
         let open: u32 = bids.bids.iter().map(|b| b.open).sum();
         Ok(allocations.allocations.len() + usize::try_from(open).unwrap_or(usize::MAX))
     }
@@ -278,7 +278,7 @@ fn bearer(token: &str) -> Result<MetadataValue<Ascii>, InvalidMetadataValue> {
     format!("Bearer {token}").parse()
 }
 
-async fn answered<T>(
+async fn call_market<T>(
     operation: &'static str,
     market: impl Into<String>,
     call: impl Future<Output = Result<tonic::Response<T>, Status>>,

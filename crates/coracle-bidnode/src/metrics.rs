@@ -160,40 +160,40 @@ impl BidMetrics {
     }
 
     /// Records the end of a reconcile.
-    pub(crate) fn reconciled(&self, ok: bool, took: Duration) {
+    pub(crate) fn observe_reconcile(&self, ok: bool, took: Duration) {
         self.runs.get_or_create(&Run { result: if ok { "success" } else { "error" } }).inc();
         self.seconds.observe(took.as_secs_f64());
     }
 
-    pub(crate) fn noop(&self) {
+    pub(crate) fn count_noop(&self) {
         self.noop.inc();
     }
 
-    pub(crate) fn wrote(&self) {
+    pub(crate) fn count_write(&self) {
         self.writes.inc();
     }
 
-    pub(crate) fn forced(&self) {
+    pub(crate) fn count_forced_deletion(&self) {
         self.forced.inc();
     }
 
-    pub(crate) fn undecodable(&self, n: usize) {
+    pub(crate) fn set_undecodable(&self, n: usize) {
         self.undecodable.set(i64::try_from(n).unwrap_or(i64::MAX));
     }
 
     /// Records that an allocation reached a milestone, `took` after its bid.
-    pub(crate) fn reached(&self, milestone: Milestone, took: Duration) {
+    pub(crate) fn observe_milestone(&self, milestone: Milestone, took: Duration) {
         self.to_node.get_or_create(&StageLabel { stage: milestone.as_str() }).observe(took.as_secs_f64());
     }
 
     /// Records the end of a drain: complete, or forced by the deadline.
-    pub(crate) fn drained(&self, forced: bool, took: Duration) {
+    pub(crate) fn observe_drain(&self, forced: bool, took: Duration) {
         let outcome = if forced { "forced" } else { "drained" };
         self.drains.get_or_create(&Drained { outcome }).observe(took.as_secs_f64());
     }
 
     /// Records the delay between an event at the market and the arrival of its frame.
-    pub(crate) fn lagged(&self, lag: Duration) {
+    pub(crate) fn observe_lag(&self, lag: Duration) {
         self.lag.observe(lag.as_secs_f64());
     }
 
@@ -256,18 +256,18 @@ impl BidMetrics {
     /// Initialises every metric, for the metrics reference.
     pub fn touch(&self) {
         for ok in [true, false] {
-            self.reconciled(ok, Duration::ZERO);
+            self.observe_reconcile(ok, Duration::ZERO);
         }
         debug_assert_eq!(KINDS.len(), self.nodes.len());
         let class = "a100-4x/local".to_owned();
         self.gauge("uid", "ns", "name", "a100-4x", class, "balanced", Counts::default(), 0);
-        self.undecodable(0);
+        self.set_undecodable(0);
         for stage in [Milestone::Matched, Milestone::Launched, Milestone::Registered, Milestone::Ready] {
-            self.reached(stage, Duration::ZERO);
+            self.observe_milestone(stage, Duration::ZERO);
         }
-        self.drained(false, Duration::ZERO);
-        self.drained(true, Duration::ZERO);
-        self.lagged(Duration::ZERO);
+        self.observe_drain(false, Duration::ZERO);
+        self.observe_drain(true, Duration::ZERO);
+        self.observe_lag(Duration::ZERO);
     }
 }
 

@@ -79,8 +79,8 @@ pub fn plan(o: &Observed<'_>) -> Plan {
 /// Plans the steps at the market; those that free capacity come first.
 fn trade(o: &Observed<'_>, settings: &Settings, plan: &mut Plan) {
     let quote = plan.facts.quote.filter(|q| !q.halted);
-    sell::outdated(o, settings, plan);
-    sell::excess(o, settings, plan);
+    sell::release_outdated(o, settings, plan);
+    sell::release_excess(o, settings, plan);
     let sells = plan.steps.iter().any(Step::is_trade);
     let Some(quote) = quote else { return };
     price::follow_and_defend(o, settings, &quote, plan);
@@ -166,7 +166,7 @@ fn buy(o: &Observed<'_>, settings: &Settings, quote: &Quote, plan: &mut Plan) {
     }
     let quantity = wanted.min(price::affordable(o, settings, limit));
     if quantity < wanted {
-        plan.facts.over_budget = Some(price::over_budget(settings, wanted - quantity, limit));
+        plan.facts.over_budget = Some(price::over_budget_message(settings, wanted - quantity, limit));
     }
     let whole = settings.gang && quantity < wanted;
     let Some(market) = plan.facts.market.clone().filter(|_| quantity > 0 && !whole) else { return };

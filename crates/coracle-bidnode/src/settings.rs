@@ -280,7 +280,7 @@ mod tests {
         object(|o| drop(o.spec.node_selector.insert(key.into(), value.into())))
     }
 
-    fn told(key: &str, value: &str) -> BidNode {
+    fn annotated(key: &str, value: &str) -> BidNode {
         object(|o| drop(o.annotations_mut().insert(key.into(), value.into())))
     }
 
@@ -316,19 +316,19 @@ mod tests {
             (label("node-restriction.kubernetes.io/team", "v"), "reserved"),
             (label("feature.node.k8s.io/gpu", "v"), "reserved"),
             (label("node-role.kubernetes.io/worker", ""), "reserved"),
-            (told(annotation::PAUSED, "yes"), "kubebid.io/paused"),
-            (told(annotation::DEFEND, ""), "kubebid.io/defend"),
-            (told(annotation::GANG, "1"), "kubebid.io/gang"),
-            (told(annotation::FORCE_DELETE, "TRUE"), "kubebid.io/force-delete"),
-            (told(annotation::MAX_HOURLY_COST, "-1"), "kubebid.io/max-hourly-cost"),
-            (told(annotation::MAX_HOURLY_COST, "1.1234567"), "kubebid.io/max-hourly-cost"),
-            (told(annotation::IDLE_AFTER, "soon"), "kubebid.io/idle-after"),
-            (told(annotation::IDLE_AFTER, "-5m"), "kubebid.io/idle-after"),
-            (told(annotation::DRAIN_TIMEOUT, "5"), "kubebid.io/drain-timeout"),
-            (told(annotation::CONSOLIDATION, "maybe"), "kubebid.io/consolidation"),
-            (told(annotation::DISRUPTION_BUDGET, "110%"), "kubebid.io/disruption-budget"),
-            (told(annotation::DISRUPTION_BUDGET, "-1"), "kubebid.io/disruption-budget"),
-            (told(annotation::JOIN_MODE, "manual"), "kubebid.io/join-mode"),
+            (annotated(annotation::PAUSED, "yes"), "kubebid.io/paused"),
+            (annotated(annotation::DEFEND, ""), "kubebid.io/defend"),
+            (annotated(annotation::GANG, "1"), "kubebid.io/gang"),
+            (annotated(annotation::FORCE_DELETE, "TRUE"), "kubebid.io/force-delete"),
+            (annotated(annotation::MAX_HOURLY_COST, "-1"), "kubebid.io/max-hourly-cost"),
+            (annotated(annotation::MAX_HOURLY_COST, "1.1234567"), "kubebid.io/max-hourly-cost"),
+            (annotated(annotation::IDLE_AFTER, "soon"), "kubebid.io/idle-after"),
+            (annotated(annotation::IDLE_AFTER, "-5m"), "kubebid.io/idle-after"),
+            (annotated(annotation::DRAIN_TIMEOUT, "5"), "kubebid.io/drain-timeout"),
+            (annotated(annotation::CONSOLIDATION, "maybe"), "kubebid.io/consolidation"),
+            (annotated(annotation::DISRUPTION_BUDGET, "110%"), "kubebid.io/disruption-budget"),
+            (annotated(annotation::DISRUPTION_BUDGET, "-1"), "kubebid.io/disruption-budget"),
+            (annotated(annotation::JOIN_MODE, "manual"), "kubebid.io/join-mode"),
         ] {
             let said = parse(&object, &BTreeSet::new()).expect_err(want);
             assert!(said.contains(want), "{said} does not name {want}");

@@ -110,7 +110,12 @@ fn hourly_cost(o: &Observed<'_>) -> f64 {
     dollars(pays.map(|u| u.price.as_micros()).sum())
 }
 
-fn say(kind: &'static str, status: bool, reason: &'static str, message: impl Into<String>) -> Desired {
+fn desired_condition(
+    kind: &'static str,
+    status: bool,
+    reason: &'static str,
+    message: impl Into<String>,
+) -> Desired {
     Desired { kind, status: Some(status), reason, message: message.into() }
 }
 
@@ -119,18 +124,18 @@ fn conditions(o: &Observed<'_>, facts: &Facts, outcome: &MarketReply) -> Vec<Des
     let c = facts.counts;
     let stored = o.object.status.as_ref().map(|s| s.conditions.as_slice()).unwrap_or_default();
     let had = |kind: &str| find(stored, kind).is_some();
-    let mut all = vec![ready(o, facts)];
+    let mut all = vec![ready_condition(o, facts)];
     if o.synced {
         if had(condition::MARKET_REACHABLE) {
-            all.push(say(condition::MARKET_REACHABLE, true, "Reachable", ""));
+            all.push(desired_condition(condition::MARKET_REACHABLE, true, "Reachable", ""));
         }
-        all.push(say(
+        all.push(desired_condition(
             condition::ALLOCATED,
             c.open == 0,
             if c.open == 0 { "AllAllocated" } else { "UnitsOpen" },
             if c.open == 0 { String::new() } else { format!("{} units wait in the book", c.open) },
         ));
-        all.push(say(
+        all.push(desired_condition(
             condition::NODE_JOINED,
             c.in_flight == 0,
             if c.in_flight == 0 { "AllJoined" } else { "NodesBooting" },
@@ -138,75 +143,82 @@ fn conditions(o: &Observed<'_>, facts: &Facts, outcome: &MarketReply) -> Vec<Des
         ));
     } else {
         let note = "the market does not answer: no bids are placed, running nodes stay";
-        all.push(say(condition::MARKET_REACHABLE, false, reason::MARKET_UNREACHABLE, note));
+        all.push(desired_condition(condition::MARKET_REACHABLE, false, reason::MARKET_UNREACHABLE, note));
     }
-    all.extend(accepted(outcome));
-    all.extend(competitive(o, facts));
-    all.extend(danger(o, &had));
+    all.extend(accepted_condition(outcome));
+    all.extend(competitive_condition(o, facts));
+    all.extend(preemption_conditions(o, &had));
     match &facts.over_budget {
-        Some(why) => all.push(say(condition::WITHIN_BUDGET, false, "BudgetExceeded", why)),
+        Some(why) => all.push(desired_condition(condition::WITHIN_BUDGET, false, "BudgetExceeded", why)),
         None if had(condition::WITHIN_BUDGET) && o.synced => {
-            all.push(say(condition::WITHIN_BUDGET, true, "WithinBudget", ""));
+            all.push(desired_condition(condition::WITHIN_BUDGET, true, "WithinBudget", ""));
         }
         None => {}
     }
     match &facts.degraded {
         None if facts.provision_failing.is_some() => {
             let why = facts.provision_failing.as_deref().unwrap_or_default();
-            all.push(say(condition::DEGRADED, true, "ProvisionFailing", why));
+            all.push(desired_condition(condition::DEGRADED, true, "ProvisionFailing", why));
         }
-        Some(why) => all.push(say(condition::DEGRADED, true, reason::TOO_MANY_UNHEALTHY, why)),
-        None if had(condition::DEGRADED) => all.push(say(condition::DEGRADED, false, "Healthy", "")),
+        Some(why) => all.push(desired_condition(condition::DEGRADED, true, reason::TOO_MANY_UNHEALTHY, why)),
+        None if had(condition::DEGRADED) => {
+            all.push(desired_condition(condition::DEGRADED, false, "Healthy", ""))
+        }
         None => {}
     }
     if let Some(why) = &facts.terminating {
         let reason = if o.synced { "InProgress" } else { reason::MARKET_UNREACHABLE };
-        all.push(say(condition::TERMINATING, true, reason, why));
+        all.push(desired_condition(condition::TERMINATING, true, reason, why));
     }
     all
 }
 
-fn ready(o: &Observed<'_>, facts: &Facts) -> Desired {
+fn ready_condition(o: &Observed<'_>, facts: &Facts) -> Desired {
     if let Some(why) = &facts.invalid {
-        return say(condition::READY, false, reason::INVALID_SPEC, why);
+        return desired_condition(condition::READY, false, reason::INVALID_SPEC, why);
     }
     if let Some(why) = &facts.unknown_market {
-        return say(condition::READY, false, reason::UNKNOWN_MARKET, why);
+        return desired_condition(condition::READY, false, reason::UNKNOWN_MARKET, why);
     }
     let (active, min) = (facts.counts.active, min_nodes(o));
     let message = format!("{active}/{min} nodes active");
     let is_ready = active >= min;
     let reason = if is_ready { reason::NODES_AVAILABLE } else { reason::NODES_UNAVAILABLE };
-    say(condition::READY, is_ready, reason, message)
+    desired_condition(condition::READY, is_ready, reason, message)
 }
 
-fn accepted(outcome: &MarketReply) -> Option<Desired> {
+fn accepted_condition(outcome: &MarketReply) -> Option<Desired> {
     if let Some((code, text)) = &outcome.refused {
-        return Some(say(condition::BID_ACCEPTED, false, "Refused", format!("{code}: {text}")));
+        return Some(desired_condition(condition::BID_ACCEPTED, false, "Refused", format!("{code}: {text}")));
     }
-    outcome.accepted.then(|| say(condition::BID_ACCEPTED, true, "Accepted", ""))
+    outcome.accepted.then(|| desired_condition(condition::BID_ACCEPTED, true, "Accepted", ""))
 }
 
 /// Whether the bid would win; otherwise the message names the price that would.
-fn competitive(o: &Observed<'_>, facts: &Facts) -> Option<Desired> {
+fn competitive_condition(o: &Observed<'_>, facts: &Facts) -> Option<Desired> {
     let (quote, limit) = (facts.quote?, facts.limit?);
     let open = o.owner.bids.values().filter(|b| b.open > 0);
     let (lowest, held) = open.fold((limit, false), |(low, held), b| (low.min(b.limit), held || b.held));
     let kind = condition::BID_COMPETITIVE;
     let at = |price: Price| format!("the bid of {lowest} would win at {price} or more");
     Some(if held {
-        say(kind, false, reason::BUDGET_HOLD, "a cap of the tenant holds the bid: see coracle market budget")
+        desired_condition(
+            kind,
+            false,
+            reason::BUDGET_HOLD,
+            "a cap of the tenant holds the bid: see coracle market budget",
+        )
     } else if lowest < quote.reserve {
-        say(kind, false, reason::BELOW_RESERVE, at(quote.reserve))
+        desired_condition(kind, false, reason::BELOW_RESERVE, at(quote.reserve))
     } else if lowest < quote.clearing {
-        say(kind, false, reason::BELOW_CLEARING_PRICE, at(quote.clearing))
+        desired_condition(kind, false, reason::BELOW_CLEARING_PRICE, at(quote.clearing))
     } else {
-        say(kind, true, reason::COMPETITIVE, "")
+        desired_condition(kind, true, reason::COMPETITIVE, "")
     })
 }
 
 /// Conditions about nodes under notice and nodes at risk.
-fn danger(o: &Observed<'_>, had: &impl Fn(&str) -> bool) -> Vec<Desired> {
+fn preemption_conditions(o: &Observed<'_>, had: &impl Fn(&str) -> bool) -> Vec<Desired> {
     let mut all = Vec::new();
     let going = o.owner.allocations.values().filter(|u| u.state == AllocationState::Preempting);
     let going: Vec<_> = going
@@ -216,23 +228,23 @@ fn danger(o: &Observed<'_>, had: &impl Fn(&str) -> bool) -> Vec<Desired> {
         })
         .collect();
     if !going.is_empty() {
-        all.push(say(condition::PREEMPTION_NOTICE, true, "Preempting", going.join(", ")));
+        all.push(desired_condition(condition::PREEMPTION_NOTICE, true, "Preempting", going.join(", ")));
     } else if had(condition::PREEMPTION_NOTICE) {
-        all.push(say(condition::PREEMPTION_NOTICE, false, "None", ""));
+        all.push(desired_condition(condition::PREEMPTION_NOTICE, false, "None", ""));
     }
     let risk = o.owner.allocations.values().filter(|u| u.price_to_keep > Price::ZERO);
     let risk: Vec<_> = risk.map(|u| format!("{} needs {}", u.node, u.price_to_keep)).collect();
     if !risk.is_empty() {
-        all.push(say(condition::AT_RISK, true, "BelowIndicativePrice", risk.join(", ")));
+        all.push(desired_condition(condition::AT_RISK, true, "BelowIndicativePrice", risk.join(", ")));
     } else if had(condition::AT_RISK) {
-        all.push(say(condition::AT_RISK, false, "None", ""));
+        all.push(desired_condition(condition::AT_RISK, false, "None", ""));
     }
     all
 }
 
 /// Events for conditions that changed.
 #[must_use]
-pub fn news(before: &[Condition], after: &[Condition]) -> Vec<ObjectEvent> {
+pub fn condition_events(before: &[Condition], after: &[Condition]) -> Vec<ObjectEvent> {
     let is_new = |c: &&Condition| {
         find(before, &c.type_).is_none_or(|old| old.status != c.status || old.reason != c.reason)
     };
@@ -253,7 +265,7 @@ pub fn news(before: &[Condition], after: &[Condition]) -> Vec<ObjectEvent> {
 
 /// Values for the gauges of an object: `(class, strategy, counts, cost in micro-dollars)`.
 #[must_use]
-pub fn gauged(o: &Observed<'_>, facts: &Facts) -> (String, &'static str, Counts, i64) {
+pub fn gauge_values(o: &Observed<'_>, facts: &Facts) -> (String, &'static str, Counts, i64) {
     let pays = o
         .owner
         .allocations
@@ -329,7 +341,8 @@ mod tests {
                 vec!["NodeAtRisk"],
             ),
         ] {
-            let reasons: Vec<_> = news(&before, &after).into_iter().map(|event| event.reason).collect();
+            let reasons: Vec<_> =
+                condition_events(&before, &after).into_iter().map(|event| event.reason).collect();
             assert_eq!(reasons, want, "{why}");
         }
     }

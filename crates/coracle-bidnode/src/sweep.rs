@@ -21,13 +21,13 @@ pub(crate) async fn run(cx: &Context) {
     let mut missing: HashMap<String, u32> = HashMap::new();
     loop {
         sleep(cx.config.times.poll).await;
-        if let Err(error) = look(cx, &mut missing).await {
+        if let Err(error) = sweep_once(cx, &mut missing).await {
             tracing::warn!(error = &error as &dyn std::error::Error, "sweep BidNodes that are gone failed");
         }
     }
 }
 
-async fn look(cx: &Context, missing: &mut HashMap<String, u32>) -> Result<(), Error> {
+async fn sweep_once(cx: &Context, missing: &mut HashMap<String, u32>) -> Result<(), Error> {
     if !cx.mirror.is_synced() {
         missing.clear();
         return Ok(());
@@ -90,7 +90,7 @@ async fn end(cx: &Context, uid: &str, owner: &Owner) -> Result<(), Error> {
     for (bid, row) in owner.bids.iter().filter(|(_, bid)| bid.open > 0) {
         let request =
             pb::CancelBidRequest { bid: bid.to_string(), if_owner_version: None, tenant: tenant.clone() };
-        over_is_fine(cx.market.cancel(&row.market, request).await)?;
+        ignore_over(cx.market.cancel(&row.market, request).await)?;
     }
     for (allocation, row) in &owner.allocations {
         let request = pb::ReleaseAllocationRequest {
@@ -98,12 +98,12 @@ async fn end(cx: &Context, uid: &str, owner: &Owner) -> Result<(), Error> {
             tenant: tenant.clone(),
             ..pb::ReleaseAllocationRequest::default()
         };
-        over_is_fine(cx.market.release(&row.market, request).await)?;
+        ignore_over(cx.market.release(&row.market, request).await)?;
     }
     Ok(())
 }
 
-fn over_is_fine(done: Result<pb::BidReply, crate::market::MarketError>) -> Result<(), Error> {
+fn ignore_over(done: Result<pb::BidReply, crate::market::MarketError>) -> Result<(), Error> {
     match done {
         Err(refusal) if !refusal.is_over() => Err(refusal.into()),
         _ => Ok(()),

@@ -56,7 +56,7 @@ impl Default for Times {
 impl Times {
     /// Divides all times by `by`, so that tests need not wait for minutes.
     #[must_use]
-    pub fn divided(self, by: u32) -> Self {
+    pub fn divide(self, by: u32) -> Self {
         let ms = |ms: i64| ms / i64::from(by);
         Self {
             poll: self.poll / by,

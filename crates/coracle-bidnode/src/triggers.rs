@@ -41,7 +41,7 @@ impl Triggers {
     }
 
     /// Stores the object of a UID, or removes it.
-    pub(crate) fn know(&self, uid: String, object: Option<Ref>) {
+    pub(crate) fn set_object(&self, uid: String, object: Option<Ref>) {
         let mut uids = self.uids.lock();
         match object {
             Some(object) => uids.insert(uid, object),

@@ -52,13 +52,13 @@ pub struct FileTls {
     current: Mutex<(Vec<Option<Stamp>>, Arc<ServerConfig>)>,
 }
 
-fn refused<E: Into<Box<dyn std::error::Error + Send + Sync>>>(path: &Path) -> impl FnOnce(E) -> TlsError {
+fn tls_error<E: Into<Box<dyn std::error::Error + Send + Sync>>>(path: &Path) -> impl FnOnce(E) -> TlsError {
     let path = path.to_owned();
     move |source| TlsError { path, source: source.into() }
 }
 
 fn chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    CertificateDer::pem_file_iter(path).and_then(Iterator::collect).map_err(refused(path))
+    CertificateDer::pem_file_iter(path).and_then(Iterator::collect).map_err(tls_error(path))
 }
 
 impl FileTls {
@@ -68,7 +68,7 @@ impl FileTls {
     /// [`TlsError`] names the file that cannot be used.
     pub fn load(files: TlsFiles, clients: ClientCertificates, protocols: &[&str]) -> Result<Self, TlsError> {
         let protocols: Vec<_> = protocols.iter().map(|name| name.as_bytes().to_vec()).collect();
-        let (stamps, config) = (stamps(&files), config(&files, clients, &protocols)?);
+        let (stamps, config) = (file_versions(&files), config(&files, clients, &protocols)?);
         Ok(Self { files, clients, protocols, current: Mutex::new((stamps, config)) })
     }
 }
@@ -77,7 +77,7 @@ impl TlsSettings for FileTls {
     /// Returns the configuration of the current files. If they are incomplete or invalid, the last valid configuration stays in
     /// use.
     fn current(&self) -> Arc<ServerConfig> {
-        let stamps = stamps(&self.files);
+        let stamps = file_versions(&self.files);
         let mut current = self.current.lock();
         if current.0 != stamps {
             current.0 = stamps;
@@ -96,7 +96,7 @@ impl TlsSettings for FileTls {
 }
 
 /// Returns the versions of the files. Symbolic links are followed, because a renewal may switch them to another directory.
-fn stamps(files: &TlsFiles) -> Vec<Option<Stamp>> {
+fn file_versions(files: &TlsFiles) -> Vec<Option<Stamp>> {
     let of = |path: &PathBuf| {
         let m = path.metadata().ok()?;
         Some((m.dev(), m.ino(), m.size(), m.mtime(), m.mtime_nsec()))
@@ -111,25 +111,25 @@ fn config(
 ) -> Result<Arc<ServerConfig>, TlsError> {
     let provider = Arc::new(aws_lc_rs::default_provider());
     let certificates = chain(&files.certificate)?;
-    let key = PrivateKeyDer::from_pem_file(&files.key).map_err(refused(&files.key))?;
+    let key = PrivateKeyDer::from_pem_file(&files.key).map_err(tls_error(&files.key))?;
     let builder = ServerConfig::builder_with_provider(provider.clone());
-    let builder = builder.with_safe_default_protocol_versions().map_err(refused(&files.certificate))?;
+    let builder = builder.with_safe_default_protocol_versions().map_err(tls_error(&files.certificate))?;
     let builder = match &files.client_ca {
         None => builder.with_no_client_auth(),
         Some(ca) => {
             let mut roots = RootCertStore::empty();
             for root in chain(ca)? {
-                roots.add(root).map_err(refused(ca))?;
+                roots.add(root).map_err(tls_error(ca))?;
             }
             let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
             let verifier = match clients {
                 ClientCertificates::Optional => verifier.allow_unauthenticated(),
                 ClientCertificates::Required => verifier,
             };
-            builder.with_client_cert_verifier(verifier.build().map_err(refused(ca))?)
+            builder.with_client_cert_verifier(verifier.build().map_err(tls_error(ca))?)
         }
     };
-    let mut config = builder.with_single_cert(certificates, key).map_err(refused(&files.certificate))?;
+    let mut config = builder.with_single_cert(certificates, key).map_err(tls_error(&files.certificate))?;
     config.alpn_protocols = protocols.to_vec();
     Ok(Arc::new(config))
 }

@@ -129,7 +129,7 @@ impl Certificates {
     pub async fn run(mut self, stop: CancellationToken) {
         let mut pause = Duration::ZERO;
         while stop.run_until_cancelled(sleep(pause)).await.is_some() {
-            let Some(turn) = stop.run_until_cancelled(self.turn()).await else { return };
+            let Some(turn) = stop.run_until_cancelled(self.renew_if_due()).await else { return };
             pause = turn.unwrap_or_else(|error| {
                 tracing::warn!(error = chain(&error), "renew the certificate of the API failed");
                 if matches!(error, CertificateError::Denied { .. }) { DENIED_RETRY } else { RETRY }
@@ -138,21 +138,21 @@ impl Certificates {
     }
 
     /// Checks the certificate and renews it if needed. Returns the time until the next check.
-    async fn turn(&mut self) -> Result<Duration, CertificateError> {
+    async fn renew_if_due(&mut self) -> Result<Duration, CertificateError> {
         let now = now(&self.clock);
         match self.source.clone() {
             CertificateSource::Files { certificate, key } => {
                 let pair = read_pair(&certificate, &key).await?;
                 if pair != self.pair {
-                    self.show(pair)?;
+                    self.set_pair(pair)?;
                 }
             }
             CertificateSource::SelfSigned if now >= self.pair.renew_at() => {
-                self.show(Pair::self_signed(&self.subject, now)?)?;
+                self.set_pair(Pair::self_signed(&self.subject, now)?)?;
             }
             CertificateSource::Cluster if !*self.issued.borrow() || now >= self.pair.renew_at() => {
                 let pair = self.request().await?;
-                self.show(pair)?;
+                self.set_pair(pair)?;
                 self.issued.send_replace(true);
             }
             CertificateSource::SelfSigned | CertificateSource::Cluster => {}
@@ -160,7 +160,7 @@ impl Certificates {
         Ok(LOOK)
     }
 
-    fn show(&mut self, pair: Pair) -> Result<(), CertificateError> {
+    fn set_pair(&mut self, pair: Pair) -> Result<(), CertificateError> {
         self.shown.send_replace(pair.config()?);
         tracing::info!(until = %pair.not_after, "the API has a new certificate");
         self.pair = pair;

@@ -66,14 +66,14 @@ impl Connection {
         let mut endpoint = endpoint.connect_timeout(DIAL).timeout(CALL);
         if at.url.starts_with("https:") {
             endpoint = endpoint
-                .tls_config(trust(at).await?)
+                .tls_config(client_tls_config(at).await?)
                 .map_err(|e| Failure::usage(format!("--ca: {}", chain(&e))))?;
         }
         let channel = endpoint.connect().await;
         Ok(Self { channel: channel.map_err(|e| unusable(&e))?, at: at.clone() })
     }
 
-    fn with<T>(&self, message: T) -> Result<Request<T>, Failure> {
+    fn authorised_request<T>(&self, message: T) -> Result<Request<T>, Failure> {
         let mut request = Request::new(message);
         if !self.at.token.is_empty() {
             let token = format!("Bearer {}", self.at.token).parse();
@@ -85,7 +85,7 @@ impl Connection {
 }
 
 /// Returns a TLS configuration that trusts only the authority of `--ca`.
-async fn trust(at: &At) -> Result<ClientTlsConfig, Failure> {
+async fn client_tls_config(at: &At) -> Result<ClientTlsConfig, Failure> {
     let Some(file) = &at.ca else {
         return Err(Failure::usage("https needs the authority of the market's certificate")
             .help("name its file with --ca or $CORACLE_MARKET_CA"));
@@ -106,7 +106,7 @@ fn chain(error: &dyn std::error::Error) -> String {
 }
 
 /// Converts an error of the market to a failure: exit code 1 for a rule that refuses, 4 for a conflict, 6 for no answer.
-fn refused(status: Status) -> Failure {
+fn market_failure(status: Status) -> Failure {
     let known = status.metadata().get("coracle-code").is_some();
     let code = status.code();
     let mut failure = Failure::from(status);

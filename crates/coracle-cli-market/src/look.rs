@@ -5,7 +5,7 @@ use coracle_proto::market::market_client::MarketClient;
 use serde_json::json;
 use tonic::transport::Channel;
 
-use super::{Connection, Item, dollars, market, refused, show, time};
+use super::{Connection, Item, dollars, market, market_failure, show, time};
 use coracle_cli::cli::{
     AdviseArgs, At, HistoryArgs, OneMarketArgs, OptionalMarketArgs, PlainArgs, PriceArgs, SimulateArgs,
 };
@@ -58,7 +58,10 @@ fn price_item(p: &pb::MarketPrice) -> Item {
 
 pub(super) async fn price(args: PriceArgs) -> Result<(), Failure> {
     let (connection, mut client) = open(&args.at).await?;
-    let listed = client.list_markets(connection.with(pb::ListMarketsRequest {})?).await.map_err(refused)?;
+    let listed = client
+        .list_markets(connection.authorised_request(pb::ListMarketsRequest {})?)
+        .await
+        .map_err(market_failure)?;
     let wanted = |name: &str| {
         let (kind, region) = name.split_once('/').unwrap_or((name, ""));
         args.instance_type.as_deref().is_none_or(|k| k == kind)
@@ -74,9 +77,9 @@ pub(super) async fn price(args: PriceArgs) -> Result<(), Failure> {
         return Ok(());
     }
     let markets = found.into_iter().map(|p| p.market).collect();
-    let request = connection.with(pb::StreamPricesRequest { markets, from_seq: None })?;
-    let mut frames = client.stream_prices(request).await.map_err(refused)?.into_inner();
-    while let Some(frame) = frames.message().await.map_err(refused)? {
+    let request = connection.authorised_request(pb::StreamPricesRequest { markets, from_seq: None })?;
+    let mut frames = client.stream_prices(request).await.map_err(market_failure)?.into_inner();
+    while let Some(frame) = frames.message().await.map_err(market_failure)? {
         if let Some(price) = frame.price.filter(|_| frame.r#type != "price") {
             show(&args.at.output, "Price", &[], &[], vec![price_item(&price)])?;
         }
@@ -93,7 +96,12 @@ pub(super) async fn history(args: HistoryArgs) -> Result<(), Failure> {
         to_ms: args.to.map_or(now, jiff::Timestamp::as_millisecond),
         step_ms: i64::try_from(args.step.as_millis()).unwrap_or(i64::MAX),
     };
-    let bars = client.get_price_history(connection.with(request)?).await.map_err(refused)?.into_inner().bars;
+    let bars = client
+        .get_price_history(connection.authorised_request(request)?)
+        .await
+        .map_err(market_failure)?
+        .into_inner()
+        .bars;
     let item = |b: &pb::PriceBar| Item {
         name: time(b.at_ms),
         cells: vec![
@@ -118,11 +126,16 @@ pub(super) async fn book(args: OneMarketArgs) -> Result<(), Failure> {
     let (connection, mut client) = open(&args.at).await?;
     let name = market(&args.instance_type, &args.region);
     let request = pb::GetBookRequest { market: name.clone() };
-    let book = client.get_book(connection.with(request)?).await.map_err(refused)?.into_inner();
+    let book =
+        client.get_book(connection.authorised_request(request)?).await.map_err(market_failure)?.into_inner();
     let (kind, region) = (args.instance_type, args.region);
     let request = pb::GetMarketPriceRequest { instance_type: kind, region };
-    let cap =
-        client.get_market_price(connection.with(request)?).await.map_err(refused)?.into_inner().cap_micros;
+    let cap = client
+        .get_market_price(connection.authorised_request(request)?)
+        .await
+        .map_err(market_failure)?
+        .into_inner()
+        .cap_micros;
     let items = (0i64..).zip(&book.bands).map(|(n, units)| {
         let (from, to) = (dollars(cap / 10 * n), dollars(cap / 10 * (n + 1)));
         Item {
@@ -143,7 +156,8 @@ pub(super) async fn advise(args: AdviseArgs) -> Result<(), Failure> {
         survive_permille: args.survive,
         ..Default::default()
     };
-    let advice = client.advise(connection.with(request)?).await.map_err(refused)?.into_inner();
+    let advice =
+        client.advise(connection.authorised_request(request)?).await.map_err(market_failure)?.into_inner();
     let limit = dollars(advice.limit_micros);
     let item = Item {
         name: limit.clone(),
@@ -163,7 +177,8 @@ pub(super) async fn simulate(args: SimulateArgs) -> Result<(), Failure> {
         min_fill: args.min_fill,
         tenant: args.at.tenant.clone(),
     };
-    let s = client.simulate(connection.with(request)?).await.map_err(refused)?.into_inner();
+    let s =
+        client.simulate(connection.authorised_request(request)?).await.map_err(market_failure)?.into_inner();
     let wins = s.wins_at_micros.map_or_else(|| "never".to_owned(), dollars);
     let item = Item {
         name: s.at_call.to_string(),
@@ -188,7 +203,12 @@ pub(super) async fn simulate(args: SimulateArgs) -> Result<(), Failure> {
 pub(super) async fn lots(args: OptionalMarketArgs) -> Result<(), Failure> {
     let (connection, mut client) = open(&args.at).await?;
     let request = pb::ListLotsRequest { market: args.market.unwrap_or_default() };
-    let lots = client.list_lots(connection.with(request)?).await.map_err(refused)?.into_inner().lots;
+    let lots = client
+        .list_lots(connection.authorised_request(request)?)
+        .await
+        .map_err(market_failure)?
+        .into_inner()
+        .lots;
     let item = |l: &pb::LotUse| Item {
         name: l.lot.clone(),
         cells: vec![
@@ -211,13 +231,24 @@ pub(super) async fn lots(args: OptionalMarketArgs) -> Result<(), Failure> {
 
 pub(super) async fn top(args: PlainArgs) -> Result<(), Failure> {
     let (connection, mut client) = open(&args.at).await?;
-    let listed = client.list_markets(connection.with(pb::ListMarketsRequest {})?).await.map_err(refused)?;
-    let lots = client.list_lots(connection.with(pb::ListLotsRequest::default())?).await.map_err(refused)?;
+    let listed = client
+        .list_markets(connection.authorised_request(pb::ListMarketsRequest {})?)
+        .await
+        .map_err(market_failure)?;
+    let lots = client
+        .list_lots(connection.authorised_request(pb::ListLotsRequest::default())?)
+        .await
+        .map_err(market_failure)?;
     let lots = lots.into_inner().lots;
     let mut items = Vec::new();
     for p in listed.into_inner().markets {
         let request = pb::GetBookRequest { market: p.market.clone() };
-        let open = client.get_book(connection.with(request)?).await.map_err(refused)?.into_inner().units;
+        let open = client
+            .get_book(connection.authorised_request(request)?)
+            .await
+            .map_err(market_failure)?
+            .into_inner()
+            .units;
         let own = lots.iter().filter(|l| l.market == p.market);
         let (units, taken) = own
             .fold((0u64, 0u64), |(units, taken), l| (units + u64::from(l.units), taken + u64::from(l.taken)));

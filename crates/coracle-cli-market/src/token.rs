@@ -6,7 +6,7 @@ use coracle_proto::market as pb;
 use coracle_proto::market::admin_client::AdminClient;
 use serde_json::json;
 
-use super::{Connection, Item, refused, show};
+use super::{Connection, Item, market_failure, show};
 
 pub(super) async fn run(command: TokenCommand) -> Result<(), Failure> {
     match command {
@@ -23,7 +23,12 @@ async fn mint(args: TokenMintArgs) -> Result<(), Failure> {
     let request =
         pb::PutTenantRequest { tenant: args.name.clone(), scopes: scopes.clone(), ..Default::default() };
     let mut client = AdminClient::new(connection.channel.clone());
-    let token = client.put_tenant(connection.with(request)?).await.map_err(refused)?.into_inner().token;
+    let token = client
+        .put_tenant(connection.authorised_request(request)?)
+        .await
+        .map_err(market_failure)?
+        .into_inner()
+        .token;
     let item = Item {
         name: token.clone(),
         cells: vec![args.name.clone(), scopes.join(","), token.clone()],
@@ -37,7 +42,12 @@ async fn list(args: TokenListArgs) -> Result<(), Failure> {
     let connection = Connection::open(&args.at).await?;
     let mut client = AdminClient::new(connection.channel.clone());
     let request = pb::ListTokensRequest { tenant: args.name.unwrap_or_default() };
-    let tokens = client.list_tokens(connection.with(request)?).await.map_err(refused)?.into_inner().tokens;
+    let tokens = client
+        .list_tokens(connection.authorised_request(request)?)
+        .await
+        .map_err(market_failure)?
+        .into_inner()
+        .tokens;
     let item = |t: &pb::Token| Item {
         name: t.id.clone(),
         cells: vec![t.id.clone(), t.tenant.clone(), t.scopes.join(",")],
@@ -51,7 +61,7 @@ async fn revoke(args: TokenRevokeArgs) -> Result<(), Failure> {
     let connection = Connection::open(&args.at).await?;
     let mut client = AdminClient::new(connection.channel.clone());
     let request = pb::RevokeTokenRequest { id: args.id.clone() };
-    client.revoke_token(connection.with(request)?).await.map_err(refused)?;
+    client.revoke_token(connection.authorised_request(request)?).await.map_err(market_failure)?;
     let cells = vec![args.id.clone(), "revoked".to_owned()];
     let document = json!({"id": args.id, "state": "revoked"});
     let item = Item { name: args.id, cells, wide: Vec::new(), document };

@@ -7,7 +7,7 @@ use coracle_proto::market::trading_client::TradingClient;
 use serde_json::json;
 use tonic::transport::Channel;
 
-use super::{Connection, Item, dollars, market, refused, show, time};
+use super::{Connection, Item, dollars, market, market_failure, show, time};
 use coracle_cli::cli::{
     AmendArgs, At, BidCommand, BidsArgs, CancelArgs, ChargesArgs, ExplainIdArgs, Format, OneMarketArgs,
     PlaceArgs, PlainArgs,
@@ -25,7 +25,7 @@ async fn open(at: &At) -> Result<(Connection, TradingClient<Channel>), Failure> 
 }
 
 /// Returns the tenant and the BidNode's name that the flags select.
-fn whose(args: &BidsArgs) -> Result<(String, Option<String>), Failure> {
+fn owner_filter(args: &BidsArgs) -> Result<(String, Option<String>), Failure> {
     let Some(bidnode) = &args.bidnode else { return Ok((args.at.tenant.clone(), None)) };
     let Some((namespace, name)) = bidnode.split_once('/') else {
         return Err(Failure::usage(format!("--bidnode {bidnode}: write NAMESPACE/NAME")));
@@ -34,18 +34,22 @@ fn whose(args: &BidsArgs) -> Result<(String, Option<String>), Failure> {
     Ok((format!("{cluster}/{namespace}"), Some(name.to_owned())))
 }
 
-fn is_of(labels: &std::collections::BTreeMap<String, String>, name: Option<&String>) -> bool {
+fn has_bidnode_label(labels: &std::collections::BTreeMap<String, String>, name: Option<&String>) -> bool {
     name.is_none_or(|name| labels.get(names::BIDNODE) == Some(name))
 }
 
 async fn pending(args: &BidsArgs) -> Result<Vec<pb::Bid>, Failure> {
     let (connection, mut client) = open(&args.at).await?;
-    let (tenant, name) = whose(args)?;
+    let (tenant, name) = owner_filter(args)?;
     let request = pb::GetPendingBidsRequest { tenant, include_ended: true, ..Default::default() };
-    let mut bids =
-        client.get_pending_bids(connection.with(request)?).await.map_err(refused)?.into_inner().bids;
+    let mut bids = client
+        .get_pending_bids(connection.authorised_request(request)?)
+        .await
+        .map_err(market_failure)?
+        .into_inner()
+        .bids;
     let is_over = |b: &pb::Bid| b.open + b.matched + b.provisioning + b.active + b.preempting == 0;
-    bids.retain(|b| is_of(&b.labels, name.as_ref()) && (args.all || !is_over(b)));
+    bids.retain(|b| has_bidnode_label(&b.labels, name.as_ref()) && (args.all || !is_over(b)));
     Ok(bids)
 }
 
@@ -89,9 +93,10 @@ pub(super) async fn allocations(args: BidsArgs) -> Result<(), Failure> {
         None => Default::default(),
     };
     let (connection, mut client) = open(&args.at).await?;
-    let (tenant, name) = whose(&args)?;
+    let (tenant, name) = owner_filter(&args)?;
     let request = pb::ListAllocationsRequest { tenant, include_ended: args.all, ..Default::default() };
-    let reply = client.list_allocations(connection.with(request)?).await.map_err(refused)?;
+    let reply =
+        client.list_allocations(connection.authorised_request(request)?).await.map_err(market_failure)?;
     let mut units = reply.into_inner().allocations;
     units.retain(|u| name.is_none() || of.contains(&u.bid));
     let item = |u: &pb::Allocation| Item {
@@ -166,7 +171,7 @@ async fn place(args: PlaceArgs) -> Result<(), Failure> {
         tenant: args.at.tenant.clone(),
         ..pb::PlaceBidRequest::default()
     };
-    let said = client.place_bid(connection.with(request)?).await.map_err(refused)?;
+    let said = client.place_bid(connection.authorised_request(request)?).await.map_err(market_failure)?;
     reply(&args.at.output, said.get_ref())
 }
 
@@ -182,7 +187,7 @@ async fn amend(args: AmendArgs) -> Result<(), Failure> {
         if_owner_version: args.if_version,
         tenant: args.at.tenant.clone(),
     };
-    let said = client.amend_bid(connection.with(request)?).await.map_err(refused)?;
+    let said = client.amend_bid(connection.authorised_request(request)?).await.map_err(market_failure)?;
     reply(&args.at.output, said.get_ref())
 }
 
@@ -193,14 +198,15 @@ async fn cancel(args: CancelArgs) -> Result<(), Failure> {
         if_owner_version: args.if_version,
         tenant: args.at.tenant.clone(),
     };
-    let said = client.cancel_bid(connection.with(request)?).await.map_err(refused)?;
+    let said = client.cancel_bid(connection.authorised_request(request)?).await.map_err(market_failure)?;
     reply(&args.at.output, said.get_ref())
 }
 
 pub(super) async fn explain(args: ExplainIdArgs) -> Result<(), Failure> {
     let (connection, mut client) = open(&args.at).await?;
     let request = pb::ExplainRequest { id: args.id.clone(), tenant: args.at.tenant.clone() };
-    let why = client.explain(connection.with(request)?).await.map_err(refused)?.into_inner();
+    let why =
+        client.explain(connection.authorised_request(request)?).await.map_err(market_failure)?.into_inner();
     match &args.at.output {
         Format::Table | Format::Wide => output::write(&format!("{}\n", why.text)),
         Format::Name => output::write(&format!("{}\n", args.id)),
@@ -223,7 +229,12 @@ pub(super) async fn charges(args: ChargesArgs) -> Result<(), Failure> {
         from_ms: args.from.map_or(0, jiff::Timestamp::as_millisecond),
         to_ms: args.to.map_or(0, jiff::Timestamp::as_millisecond),
     };
-    let charges = client.list_charges(connection.with(request)?).await.map_err(refused)?.into_inner().charges;
+    let charges = client
+        .list_charges(connection.authorised_request(request)?)
+        .await
+        .map_err(market_failure)?
+        .into_inner()
+        .charges;
     let item = |c: &pb::Charge| Item {
         name: c.allocation.clone(),
         cells: vec![
@@ -246,7 +257,11 @@ pub(super) async fn charges(args: ChargesArgs) -> Result<(), Failure> {
 pub(super) async fn budget(args: PlainArgs) -> Result<(), Failure> {
     let (connection, mut client) = open(&args.at).await?;
     let request = pb::GetBudgetRequest { tenant: args.at.tenant.clone() };
-    let budget = client.get_budget(connection.with(request)?).await.map_err(refused)?.into_inner();
+    let budget = client
+        .get_budget(connection.authorised_request(request)?)
+        .await
+        .map_err(market_failure)?
+        .into_inner();
     let cap = budget.hourly_cap_micros.map_or_else(|| "none".to_owned(), dollars);
     let committed = dollars(budget.committed_micros);
     let item = Item {
@@ -263,9 +278,15 @@ pub(super) async fn halt(args: OneMarketArgs, halted: bool) -> Result<(), Failur
     let name = market(&args.instance_type, &args.region);
     let mut client = AdminClient::new(connection.channel.clone());
     if halted {
-        client.halt(connection.with(pb::HaltRequest { market: name.clone() })?).await.map_err(refused)?;
+        client
+            .halt(connection.authorised_request(pb::HaltRequest { market: name.clone() })?)
+            .await
+            .map_err(market_failure)?;
     } else {
-        client.resume(connection.with(pb::ResumeRequest { market: name.clone() })?).await.map_err(refused)?;
+        client
+            .resume(connection.authorised_request(pb::ResumeRequest { market: name.clone() })?)
+            .await
+            .map_err(market_failure)?;
     }
     let state = if halted { "halted" } else { "open" };
     let cells = vec![name.clone(), state.to_owned()];
@@ -278,8 +299,8 @@ pub(super) async fn verify(args: OneMarketArgs) -> Result<(), Failure> {
     let connection = Connection::open(&args.at).await?;
     let name = market(&args.instance_type, &args.region);
     let mut client = AdminClient::new(connection.channel.clone());
-    let request = connection.with(pb::VerifyRequest { market: name.clone() })?;
-    let verdict = client.verify(request).await.map_err(refused)?.into_inner();
+    let request = connection.authorised_request(pb::VerifyRequest { market: name.clone() })?;
+    let verdict = client.verify(request).await.map_err(market_failure)?.into_inner();
     if !verdict.sound {
         let message = format!("the journal of {name} is not what was written: {}", verdict.detail);
         return Err(

@@ -113,7 +113,7 @@ pub async fn find(node: &mut HostClient<Channel>, name: &str, named: NameMatch) 
         Err(status) if status.code() == Code::NotFound => {
             let known = node.list_vms(pb::ListVmsRequest {}).await.map(|l| l.into_inner().vms);
             let known = known.unwrap_or_default();
-            let near = suggest::sentence(name, known.iter().map(|vm| vm.name.as_str()));
+            let near = suggest::hint(name, known.iter().map(|vm| vm.name.as_str()));
             Err(with_hint(status.into(), near))
         }
         Err(status) => Err(status.into()),
@@ -127,7 +127,7 @@ pub fn with_hint(failure: Failure, hint: Option<String>) -> Failure {
 }
 
 /// Runs `work` for at most `limit`.
-pub async fn within<T>(
+pub async fn with_timeout<T>(
     limit: Option<jiff::SignedDuration>,
     what: &str,
     work: impl Future<Output = Result<T, Failure>>,

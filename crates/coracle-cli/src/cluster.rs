@@ -93,7 +93,7 @@ impl Cluster {
     }
 
     /// Returns the API of MikromVMs in the namespace of `vm`.
-    pub(crate) fn beside(&self, vm: &MikromVM) -> Api<MikromVM> {
+    pub(crate) fn namespaced_api(&self, vm: &MikromVM) -> Api<MikromVM> {
         Api::namespaced(self.client.clone(), &vm.namespace().unwrap_or_default())
     }
 
@@ -126,7 +126,7 @@ impl Cluster {
                 let place =
                     if self.all { "the cluster".to_owned() } else { format!("namespace {}", self.namespace) };
                 let names: Vec<_> = all.iter().map(ResourceExt::name_any).collect();
-                let near = suggest::sentence(name, names.iter().map(String::as_str));
+                let near = suggest::hint(name, names.iter().map(String::as_str));
                 let failure = Failure::new("COR-VM-001", format!("MikromVM {name} not found in {place}"))
                     .help("list what there is: coracle ps -a, with -n NAMESPACE or -A")
                     .exit(exit::NOT_FOUND);

@@ -30,6 +30,6 @@ pub fn load(flags: &RegistryFlags, warn: impl Fn(&str)) -> Result<Registries, Fa
 }
 
 /// Like [`load`], with warnings on stderr.
-pub fn load_and_say(flags: &RegistryFlags) -> Result<Registries, Failure> {
+pub fn load_with_warnings(flags: &RegistryFlags) -> Result<Registries, Failure> {
     load(flags, |warning| eprintln!("warning: {warning}"))
 }

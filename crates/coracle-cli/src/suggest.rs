@@ -36,7 +36,7 @@ fn distance(a: &str, b: &str) -> usize {
 }
 
 /// Returns a sentence for the help of an error, or `None` if no name is near.
-pub(crate) fn sentence<'a>(wanted: &str, names: impl IntoIterator<Item = &'a str>) -> Option<String> {
+pub(crate) fn hint<'a>(wanted: &str, names: impl IntoIterator<Item = &'a str>) -> Option<String> {
     let near = nearest(wanted, names);
     (!near.is_empty()).then(|| format!("nearest names: {}", near.join(", ")))
 }

@@ -52,7 +52,7 @@ async fn connect(client: &Client, path: &str, what: &str) -> Result<hyper::upgra
     request.headers_mut().extend(handshake.headers());
     let answer = client.send(request).await.map_err(|error| request_failure(what, &error))?;
     if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
-        return Err(refused(answer, what).await);
+        return Err(answer_failure(answer, what).await);
     }
     if !handshake.is_accepted(&answer) {
         return Err(broken("the server speaks another protocol: it is of another version".into()));
@@ -61,13 +61,13 @@ async fn connect(client: &Client, path: &str, what: &str) -> Result<hyper::upgra
 }
 
 /// Returns the failure that an answer describes.
-async fn refused(answer: Response<Body>, what: &str) -> Failure {
+async fn answer_failure(answer: Response<Body>, what: &str) -> Failure {
     let code = answer.status();
     let body = Limited::new(answer.into_body(), REFUSAL_MAX).collect().await;
     let text = body.map(|body| body.to_bytes()).unwrap_or_default();
     let status: Option<kube::core::Status> = serde_json::from_slice(&text).ok();
     let Some(status) = status.filter(|status| !status.message.is_empty()) else {
-        return unserved(code, what, String::from_utf8_lossy(&text).trim());
+        return api_server_failure(code, what, String::from_utf8_lossy(&text).trim());
     };
     match code {
         StatusCode::NOT_IMPLEMENTED => {
@@ -80,7 +80,7 @@ async fn refused(answer: Response<Body>, what: &str) -> Failure {
 
 /// Returns the failure of an answer by the API server itself, which does not serve the extension API or cannot reach its
 /// backend.
-fn unserved(code: StatusCode, what: &str, text: &str) -> Failure {
+fn api_server_failure(code: StatusCode, what: &str, text: &str) -> Failure {
     let message = crate::error::printable(&format!("{what}: the API server answers {code}: {text}"));
     let help = format!(
         "is the API there? kubectl get apiservices v1alpha1.{GROUP}\n\

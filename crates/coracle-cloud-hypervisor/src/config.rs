@@ -178,7 +178,7 @@ pub fn rewritten(saved: &Value, vmm_config: &VmmConfig, tap_by: TapBy) -> Result
             // The present VM determines the whole section.
             (Some(_), None) => {}
             (Some(Value::Array(ours)), Some(keys)) => merge_devices(ours, value, keys, section)?,
-            (Some(Value::Object(ours)), Some(keys)) => keep(ours, value, keys),
+            (Some(Value::Object(ours)), Some(keys)) => copy_keys(ours, value, keys),
             _ if is_nothing(value) => {}
             _ => return Err(format!("it has a section {section}, which no machine of ours has")),
         }
@@ -197,7 +197,7 @@ fn merge_devices(ours: &mut Vec<Value>, saved: &Value, keys: &[&str], section: &
         let at = at.ok_or_else(|| format!("its {section} have {name}, which this VM has not"))?;
         let mut own = ours.swap_remove(at);
         if let Value::Object(own) = &mut own {
-            keep(own, device, keys);
+            copy_keys(own, device, keys);
         }
         merged.push(own);
     }
@@ -208,7 +208,7 @@ fn merge_devices(ours: &mut Vec<Value>, saved: &Value, keys: &[&str], section: &
     Ok(())
 }
 
-fn keep(ours: &mut Map<String, Value>, saved: &Value, keys: &[&str]) {
+fn copy_keys(ours: &mut Map<String, Value>, saved: &Value, keys: &[&str]) {
     for key in keys {
         if let Some(value) = saved.get(key) {
             ours.insert((*key).to_owned(), value.clone());

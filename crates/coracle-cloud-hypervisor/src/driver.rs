@@ -56,7 +56,7 @@ impl CloudHypervisorDriver {
         Self { config, probe: OnceCell::new() }
     }
 
-    async fn look(&self) -> Probe {
+    async fn run_probe(&self) -> Probe {
         let absent = |version: &str, reason| Probe { version: version.to_owned(), accelerator: None, reason };
         let program = self.config.program.display();
         let version = match tokio::process::Command::new(&self.config.program).arg("--version").output().await
@@ -128,27 +128,27 @@ impl CloudHypervisorDriver {
         }
         .run()?;
         let api = api(vmm_config);
-        wait_ready(vmm_config, process, READY_LIMIT, || answers(api.clone())).await?;
+        wait_ready(vmm_config, process, READY_LIMIT, || is_answering(api.clone())).await?;
         Ok(process)
     }
 
     /// Creates and boots a VM in a new process.
     async fn boot(&self, vmm_config: &VmmConfig) -> Result<(), DriverError> {
         let Some(nic) = vmm_config.nic.as_ref().filter(|_| vmm_config.uid.is_some()) else {
-            let config = seen(vmm_config, TapBy::Name)?;
+            let config = visible_config(vmm_config, TapBy::Name)?;
             put(vmm_config, "vm.create", Some(&config)).await?;
             return put(vmm_config, "vm.boot", None).await;
         };
-        put(vmm_config, "vm.create", Some(&seen(vmm_config, TapBy::Call)?)).await?;
-        let config = nic_without_tap(nic).map_err(refused)?;
+        put(vmm_config, "vm.create", Some(&visible_config(vmm_config, TapBy::Call)?)).await?;
+        let config = nic_without_tap(nic).map_err(unavailable)?;
         let (api, taps) = (api(vmm_config), taps(vmm_config)?);
         let added = api.call_with(Method::PUT, "/api/v1/vm.add-net", Some(&config), taps).await;
-        added.map_err(|source| control(vmm_config, "vm.add-net", source))?;
+        added.map_err(|source| control_error(vmm_config, "vm.add-net", source))?;
         put(vmm_config, "vm.boot", None).await
     }
 
     /// Kills a process whose VM could not be created.
-    pub(crate) async fn or_kill<T>(
+    pub(crate) async fn kill_on_error<T>(
         &self,
         process: ProcessId,
         made: Result<T, DriverError>,
@@ -174,12 +174,12 @@ impl CloudHypervisorDriver {
 }
 
 /// Returns the configuration of a VM, with the paths that its process sees.
-fn seen(vmm_config: &VmmConfig, tap_by: TapBy) -> Result<Value, DriverError> {
+fn visible_config(vmm_config: &VmmConfig, tap_by: TapBy) -> Result<Value, DriverError> {
     let config = match vmm_config.uid {
         Some(_) => vm_config(&in_jail(vmm_config), tap_by),
         None => vm_config(vmm_config, tap_by),
     };
-    config.map_err(refused)
+    config.map_err(unavailable)
 }
 
 /// Opens the tap of the NIC: a jailed process is not in the network namespace in which it could open the tap.
@@ -211,7 +211,7 @@ pub(crate) async fn put_memory(
 ) -> Result<(), DriverError> {
     let api = api(vmm_config).within(memory_call_limit(vmm_config));
     let made = api.call_with(Method::PUT, &format!("/api/v1/{operation}"), Some(body), descriptors).await;
-    made.map(drop).map_err(|source| control(vmm_config, operation, source))
+    made.map(drop).map_err(|source| control_error(vmm_config, operation, source))
 }
 
 /// Calls `PUT /api/v1/<operation>`.
@@ -221,7 +221,7 @@ pub(crate) async fn put(
     body: Option<&Value>,
 ) -> Result<(), DriverError> {
     let made = api(vmm_config).call(Method::PUT, &format!("/api/v1/{operation}"), body).await;
-    made.map(drop).map_err(|source| control(vmm_config, operation, source))
+    made.map(drop).map_err(|source| control_error(vmm_config, operation, source))
 }
 
 #[async_trait]
@@ -231,15 +231,15 @@ impl Driver for CloudHypervisorDriver {
     }
 
     async fn probe(&self) -> Probe {
-        self.probe.get_or_init(|| self.look()).await.clone()
+        self.probe.get_or_init(|| self.run_probe()).await.clone()
     }
 
     async fn start(&self, vmm_config: &VmmConfig) -> Result<ProcessId, DriverError> {
         // An unsupported config is refused before a process is started.
-        seen(vmm_config, TapBy::Name)?;
+        visible_config(vmm_config, TapBy::Name)?;
         let process = self.spawn(vmm_config, None).await?;
         let made = self.boot(vmm_config).await;
-        self.or_kill(process, made).await?;
+        self.kill_on_error(process, made).await?;
         Ok(process)
     }
 
@@ -303,7 +303,7 @@ impl Driver for CloudHypervisorDriver {
     }
 }
 
-async fn answers(api: ApiSocket) -> bool {
+async fn is_answering(api: ApiSocket) -> bool {
     api.call(Method::GET, "/api/v1/vmm.ping", None).await.is_ok()
 }
 
@@ -313,11 +313,11 @@ fn chain(body: &Value) -> Option<String> {
     (!all.is_empty()).then(|| all.join(": "))
 }
 
-fn control(vmm_config: &VmmConfig, operation: &'static str, source: ApiError) -> DriverError {
+fn control_error(vmm_config: &VmmConfig, operation: &'static str, source: ApiError) -> DriverError {
     DriverError::Control { id: vmm_config.id.clone(), operation, source: Box::new(source) }
 }
 
-pub(crate) fn refused(reason: String) -> DriverError {
+pub(crate) fn unavailable(reason: String) -> DriverError {
     DriverError::Unavailable { driver: "cloud-hypervisor", reason }
 }
 

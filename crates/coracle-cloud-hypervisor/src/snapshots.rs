@@ -15,7 +15,7 @@ use tokio::task::spawn_blocking;
 
 use crate::CloudHypervisorDriver;
 use crate::config::{TapBy, in_jail, restored_nics, rewritten, vm_config};
-use crate::driver::{put_memory, refused, taps};
+use crate::driver::{put_memory, taps, unavailable};
 
 /// Files of a snapshot directory with their maximum lengths; the memory is last.
 const PARTS: [(&str, u64); 2] = [("config.json", 4 << 20), ("state.json", 64 << 20)];
@@ -76,11 +76,11 @@ impl Snapshots for CloudHypervisorDriver {
             true => rewritten(&saved, &in_jail(vmm_config), TapBy::Descriptor),
             false => rewritten(&saved, vmm_config, TapBy::Name),
         };
-        let config = config.map_err(refused)?;
+        let config = config.map_err(unavailable)?;
         fs::write(dir.path().join(PARTS[0].0), config.to_string()).map_err(io)?;
         let process = self.spawn(vmm_config, Some(dir.path())).await?;
         let loaded = load(vmm_config, dir.path(), is_jailed).await;
-        self.or_kill(process, loaded).await?;
+        self.kill_on_error(process, loaded).await?;
         Ok(Cloned { process, channel: None })
     }
 }

@@ -13,7 +13,7 @@ use coracle_testkit::tools;
 use serde_json::json;
 use tokio::io::AsyncReadExt as _;
 
-use machine::{Machine, jailed, refuses};
+use machine::{Machine, check_refusals, jailed};
 
 fn stand_in() -> Machine {
     Machine::stand_in(example("fake-cloud-hypervisor"))
@@ -23,7 +23,7 @@ fn driver(machine: &Machine) -> CloudHypervisorDriver {
     CloudHypervisorDriver::new(CloudHypervisorConfig { program: machine.program.clone(), kvm: None })
 }
 
-async fn conforms(machine: &Machine) {
+async fn check_conformance(machine: &Machine) {
     let dir = tempfile::tempdir().unwrap();
     let vmm_config = machine.vmm_config("conformance", dir.path());
     for vmm_config in [jailed(vmm_config.clone()), vmm_config] {
@@ -36,13 +36,13 @@ async fn conforms(machine: &Machine) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn driver_conforms_on_the_stand_in() {
-    conforms(&stand_in()).await;
+    check_conformance(&stand_in()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn driver_conforms_on_cloud_hypervisor() {
     match Machine::real("CORACLE_CLOUD_HYPERVISOR_BIN") {
-        Some(machine) => conforms(&machine).await,
+        Some(machine) => check_conformance(&machine).await,
         None => tools::not_to_be_had("Cloud Hypervisor: CORACLE_CLOUD_HYPERVISOR_BIN names none"),
     }
 }
@@ -51,7 +51,7 @@ async fn driver_conforms_on_cloud_hypervisor() {
 async fn refused_boot_ends_the_vmm_and_reports_the_reason() {
     let machine = stand_in();
     let dir = tempfile::tempdir().unwrap();
-    refuses(
+    check_refusals(
         &driver(&machine),
         machine.vmm_config("refused", dir.path()),
         ["vm.boot", "Cannot open kernel file"],

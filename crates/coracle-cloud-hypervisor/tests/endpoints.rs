@@ -49,7 +49,7 @@ impl Vmm {
     }
 
     /// Checks each row: method, call, body, and expected status: 204 without and 200 with a response body.
-    async fn rows(&self, rows: &[(&str, &str, Value, u16)]) {
+    async fn check_rows(&self, rows: &[(&str, &str, Value, u16)]) {
         for (method, call, body, want) in rows {
             let path = format!("/api/v1/{call}");
             let body = Some(body).filter(|body| !body.is_null());
@@ -67,7 +67,7 @@ impl Vmm {
     }
 }
 
-fn before() -> Vec<(&'static str, &'static str, Value, u16)> {
+fn rows_before_start() -> Vec<(&'static str, &'static str, Value, u16)> {
     let none = || Value::Null;
     vec![
         ("GET", "vmm.ping", none(), 200),
@@ -88,13 +88,13 @@ fn before() -> Vec<(&'static str, &'static str, Value, u16)> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_before_vm_create_table() {
-    Vmm::start(&example("fake-cloud-hypervisor")).await.rows(&before()).await;
+    Vmm::start(&example("fake-cloud-hypervisor")).await.check_rows(&rows_before_start()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_before_vm_create_table_on_cloud_hypervisor() {
     match std::env::var_os("CORACLE_CLOUD_HYPERVISOR_BIN") {
-        Some(program) => Vmm::start(Path::new(&program)).await.rows(&before()).await,
+        Some(program) => Vmm::start(Path::new(&program)).await.check_rows(&rows_before_start()).await,
         None => tools::not_to_be_had("Cloud Hypervisor: CORACLE_CLOUD_HYPERVISOR_BIN names none"),
     }
 }
@@ -109,7 +109,7 @@ async fn calls_in_each_vm_state_table() {
         "vsock": {"id": "vsock", "cid": 3, "socket": "guest.sock"},
     });
     let (saved, absent) = (vmm.url("saved"), vmm.url("absent"));
-    vmm.rows(&[
+    vmm.check_rows(&[
         ("PUT", "vm.create", config.clone(), 204),
         ("PUT", "vm.create", config.clone(), 500),
         ("GET", "vm.info", none(), 200),

@@ -10,7 +10,7 @@ use coracle_cloud_hypervisor::{CloudHypervisorConfig, CloudHypervisorDriver};
 use coracle_hypervisor_testing::example;
 
 use machine::Machine;
-use machine::hanging::{is_deleted_while_it_starts, is_stopped_while_it_runs};
+use machine::hanging::{check_deletion_while_starting, check_stop_while_running};
 
 fn driver(machine: &Machine) -> CloudHypervisorDriver {
     CloudHypervisorDriver::new(CloudHypervisorConfig { program: machine.program.clone(), kvm: None })
@@ -19,13 +19,15 @@ fn driver(machine: &Machine) -> CloudHypervisorDriver {
 #[test]
 fn vmm_that_hangs_at_its_start_is_deleted() {
     let dir = tempfile::tempdir().unwrap();
-    let machine = Machine::stand_in(example("fake-cloud-hypervisor")).that_hangs_at("vm.boot", dir.path());
-    is_deleted_while_it_starts(&machine, || Arc::new(driver(&machine)));
+    let machine =
+        Machine::stand_in(example("fake-cloud-hypervisor")).with_hanging_call("vm.boot", dir.path());
+    check_deletion_while_starting(&machine, || Arc::new(driver(&machine)));
 }
 
 #[test]
 fn vmm_that_hangs_while_it_runs_is_stopped() {
     let dir = tempfile::tempdir().unwrap();
-    let machine = Machine::stand_in(example("fake-cloud-hypervisor")).that_hangs_at("vm.pause", dir.path());
-    is_stopped_while_it_runs(&machine, || Arc::new(driver(&machine)));
+    let machine =
+        Machine::stand_in(example("fake-cloud-hypervisor")).with_hanging_call("vm.pause", dir.path());
+    check_stop_while_running(&machine, || Arc::new(driver(&machine)));
 }

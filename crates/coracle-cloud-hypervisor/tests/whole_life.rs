@@ -12,7 +12,7 @@ use coracle_hypervisor_testing::example;
 use coracle_testkit::tools;
 
 use machine::Machine;
-use machine::whole_life::leaves_nothing;
+use machine::whole_life::check_whole_life;
 
 fn driver(machine: &Machine) -> CloudHypervisorDriver {
     CloudHypervisorDriver::new(CloudHypervisorConfig { program: machine.program.clone(), kvm: None })
@@ -21,9 +21,9 @@ fn driver(machine: &Machine) -> CloudHypervisorDriver {
 #[test]
 fn vm_lifecycle_leaves_nothing() {
     let stand_in = Machine::stand_in(example("fake-cloud-hypervisor"));
-    leaves_nothing(&stand_in, || Arc::new(driver(&stand_in)));
+    check_whole_life(&stand_in, || Arc::new(driver(&stand_in)));
     match Machine::real("CORACLE_CLOUD_HYPERVISOR_BIN") {
-        Some(machine) => leaves_nothing(&machine, || Arc::new(driver(&machine))),
+        Some(machine) => check_whole_life(&machine, || Arc::new(driver(&machine))),
         None => tools::not_to_be_had("Cloud Hypervisor: CORACLE_CLOUD_HYPERVISOR_BIN names none"),
     }
 }

@@ -117,18 +117,19 @@ impl Context {
     /// Keeps the caches up to date. Never returns.
     pub(crate) async fn watch(&self, writers: Writers) {
         let sets =
-            follow(self.scoped::<SetGuard>(), watch_config(), writers.sets, |seen| self.set_seen(seen));
+            follow(self.scoped::<SetGuard>(), watch_config(), writers.sets, |seen| self.on_set_event(seen));
         // Only pods of sets are watched: pods of hibernations without a set are polled.
         let of_sets = watch_config().labels(keys::SET_NAME_LABEL);
-        let pods = follow(self.scoped::<Pod>(), of_sets, writers.pods, |seen| self.pod_seen(seen.object()));
+        let pods =
+            follow(self.scoped::<Pod>(), of_sets, writers.pods, |seen| self.on_pod_event(seen.object()));
         let hibernations =
             follow(self.scoped::<HibernationGuard>(), watch_config(), writers.hibernations, |seen| {
-                self.hibernation_seen(seen);
+                self.on_hibernation_event(seen);
             });
         tokio::join!(sets, pods, hibernations);
     }
 
-    fn set_seen(&self, seen: Seen<'_, SetGuard>) {
+    fn on_set_event(&self, seen: Seen<'_, SetGuard>) {
         let (object, is_gone) = parts(seen);
         if let Err(error) = &object.0 {
             let (ns, name) = (object.namespace(), object.name_any());
@@ -146,7 +147,7 @@ impl Context {
         }
     }
 
-    fn hibernation_seen(&self, seen: Seen<'_, HibernationGuard>) {
+    fn on_hibernation_event(&self, seen: Seen<'_, HibernationGuard>) {
         let (object, is_gone) = parts(seen);
         let Ok(hibernation) = &object.0 else {
             let (ns, name) = (object.namespace(), object.name_any());
@@ -165,7 +166,7 @@ impl Context {
         }
     }
 
-    fn pod_seen(&self, pod: &Pod) {
+    fn on_pod_event(&self, pod: &Pod) {
         self.wake_set_of(pod);
         let (namespace, name) = (pod.namespace(), pod.name_any());
         for object in self.hibernations.state() {

@@ -94,46 +94,46 @@ impl CocoonMetrics {
 
     /// Writes every series once, for the metrics reference.
     pub fn touch(&self) {
-        self.rebuilt("prod".into(), "demo".into());
-        self.dead_letter("prod".into(), "demo".into());
-        self.hibernated(true, Duration::from_secs(20));
-        self.woken(false, Duration::from_secs(20));
-        self.failed_state("Pending");
-        self.released_pod();
-        self.released_wake(true);
-        self.unschedulable_wake();
+        self.count_rebuild("prod".into(), "demo".into());
+        self.count_dead_letter("prod".into(), "demo".into());
+        self.observe_hibernate(true, Duration::from_secs(20));
+        self.observe_wake(false, Duration::from_secs(20));
+        self.count_failed_state("Pending");
+        self.count_released_pod();
+        self.count_released_wake(true);
+        self.count_unschedulable_wake();
     }
 
-    pub(crate) fn rebuilt(&self, namespace: String, cocoonset: String) {
+    pub(crate) fn count_rebuild(&self, namespace: String, cocoonset: String) {
         self.rebuilds.get_or_create(&Set { namespace, cocoonset }).inc();
     }
 
-    pub(crate) fn dead_letter(&self, namespace: String, cocoonset: String) {
+    pub(crate) fn count_dead_letter(&self, namespace: String, cocoonset: String) {
         self.dead_letters.get_or_create(&Set { namespace, cocoonset }).inc();
     }
 
-    pub(crate) fn failed_state(&self, phase: &'static str) {
+    pub(crate) fn count_failed_state(&self, phase: &'static str) {
         self.failed_states.get_or_create(&Phase { phase }).inc();
     }
 
-    pub(crate) fn hibernated(&self, is_ok: bool, took: Duration) {
+    pub(crate) fn observe_hibernate(&self, is_ok: bool, took: Duration) {
         self.hibernate.get_or_create(&Ended { result: result(is_ok) }).observe(took.as_secs_f64());
     }
 
-    pub(crate) fn woken(&self, is_ok: bool, took: Duration) {
+    pub(crate) fn observe_wake(&self, is_ok: bool, took: Duration) {
         self.wake.get_or_create(&Ended { result: result(is_ok) }).observe(took.as_secs_f64());
     }
 
-    pub(crate) fn released_pod(&self) {
+    pub(crate) fn count_released_pod(&self) {
         self.released_pods.inc();
     }
 
-    pub(crate) fn released_wake(&self, has_hint: bool) {
+    pub(crate) fn count_released_wake(&self, has_hint: bool) {
         let placement = if has_hint { "hint-node" } else { "pool" };
         self.released_wakes.get_or_create(&Placement { placement }).inc();
     }
 
-    pub(crate) fn unschedulable_wake(&self) {
+    pub(crate) fn count_unschedulable_wake(&self) {
         self.unschedulable.inc();
     }
 }

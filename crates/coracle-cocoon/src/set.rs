@@ -17,6 +17,6 @@ pub(crate) mod testing;
 
 pub(crate) use execute::annotate_pod;
 pub(crate) use members::is_container_running;
-pub(crate) use pods::impossible;
+pub(crate) use pods::unsupported_reason;
 pub(crate) use reconcile::chain;
 pub(crate) use step::PodId;

@@ -123,20 +123,20 @@ impl WebhookMetrics {
 
     /// Writes every series once, for the metrics reference.
     pub fn touch(&self) {
-        self.answered("validate_cocoonset", "deny");
-        self.reserved("default");
-        self.released("default");
+        self.count_admission("validate_cocoonset", "deny");
+        self.count_reservation("default");
+        self.count_release("default");
     }
 
-    pub(crate) fn answered(&self, handler: &'static str, decision: &'static str) {
+    pub(crate) fn count_admission(&self, handler: &'static str, decision: &'static str) {
         self.admissions.get_or_create(&Admission { handler, decision }).inc();
     }
 
-    pub(crate) fn reserved(&self, pool: &str) {
+    pub(crate) fn count_reservation(&self, pool: &str) {
         self.reservations.get_or_create(&Pool { pool: pool.to_owned() }).inc();
     }
 
-    pub(crate) fn released(&self, pool: &str) {
+    pub(crate) fn count_release(&self, pool: &str) {
         self.releases.get_or_create(&Pool { pool: pool.to_owned() }).inc();
     }
 }

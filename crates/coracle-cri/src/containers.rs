@@ -261,7 +261,7 @@ impl CriServer {
         }
         let update = request.linux.unwrap_or_default();
         let old = container.facts.config.linux.clone().unwrap_or_default().resources.unwrap_or_default();
-        let metadata = resources_to_metadata(&resources::merged(old.clone(), &update));
+        let metadata = resources_to_metadata(&resources::merge_resources(old.clone(), &update));
         // A quota is meaningful only with its period.
         let limits = resources::limits(&coracle_proto::cri::LinuxContainerResources {
             cpu_period: if update.cpu_period == 0 { old.cpu_period } else { update.cpu_period },

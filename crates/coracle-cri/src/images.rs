@@ -96,7 +96,7 @@ enum Wanted {
 }
 
 /// Parses an id `sha256:…`, its 64 digits, or a reference. Pure.
-fn wanted(text: &str) -> Result<Wanted, OciError> {
+fn parse_wanted(text: &str) -> Result<Wanted, OciError> {
     let hex = text.strip_prefix("sha256:").unwrap_or(text);
     match Digest::from_hex(hex) {
         Ok(digest) if hex.len() == 64 => Ok(Wanted::Id(digest)),
@@ -215,7 +215,7 @@ impl CriServer {
 
     /// Returns the image with an id or a reference, if it is on this node.
     pub(crate) async fn stored_image(&self, text: &str) -> Result<Option<StoredImage>, Status> {
-        let wanted = wanted(text).map_err(|e| of_image(&e.into()))?;
+        let wanted = parse_wanted(text).map_err(|e| of_image(&e.into()))?;
         Ok(self.stored_images().await?.into_iter().find(|image| image.is(&wanted)))
     }
 
@@ -405,11 +405,11 @@ mod tests {
             ("a.example/x", false),
             ("a.example/x:3", false),
         ] {
-            assert_eq!(one.is(&wanted(text).unwrap()), want, "{text}");
+            assert_eq!(one.is(&parse_wanted(text).unwrap()), want, "{text}");
         }
         let other = stored.iter().find(|stored| stored.id != id).unwrap();
         assert_eq!(other.repo_tags, ["c.example/y:latest"]);
-        assert!(other.is(&wanted("c.example/y").unwrap()));
+        assert!(other.is(&parse_wanted("c.example/y").unwrap()));
     }
 
     #[test]

@@ -96,13 +96,13 @@ pub(crate) fn of_image(error: &ImageError) -> Status {
 /// Like [`of_pull`], for an image that a namespace may not use.
 pub(crate) fn of_signature(error: &HostError) -> Status {
     match error {
-        HostError::Unsigned { .. } => unsigned(&error.chain()),
+        HostError::Unsigned { .. } => unsigned_image(&error.chain()),
         error => of_pull(error),
     }
 }
 
 /// Like [`of_signature`], with a reason of the server itself.
-pub(crate) fn unsigned(why: &str) -> Status {
+pub(crate) fn unsigned_image(why: &str) -> Status {
     Status::unknown(format!("SignatureValidationFailed: {why}"))
 }
 

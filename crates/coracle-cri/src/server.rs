@@ -133,7 +133,7 @@ impl CriServer {
 
     /// Reserves a name until the claim is dropped; `None`: the object is being created already.
     pub(crate) fn claim(&self, name: String) -> Option<Claim> {
-        let new = self.0.creating().insert(name.clone());
+        let new = self.0.lock_creating().insert(name.clone());
         new.then(|| Claim { server: self.clone(), name })
     }
 
@@ -170,7 +170,7 @@ impl CriServer {
 }
 
 impl Inner {
-    fn creating(&self) -> MutexGuard<'_, HashSet<String>> {
+    fn lock_creating(&self) -> MutexGuard<'_, HashSet<String>> {
         self.creating.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -184,7 +184,7 @@ pub(crate) struct Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        self.server.0.creating().remove(&self.name);
+        self.server.0.lock_creating().remove(&self.name);
     }
 }
 

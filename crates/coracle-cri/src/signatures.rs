@@ -7,12 +7,12 @@ use coracle_oci::Reference;
 use tonic::Status;
 
 use crate::images::{Content, StoredImage};
-use crate::refusal::{of_signature, unsigned};
+use crate::refusal::{of_signature, unsigned_image};
 use crate::server::CriServer;
 
 impl CriServer {
     fn image_keys(&self, namespace: &str) -> Result<Option<PublicKeys>, Status> {
-        self.0.options.image_keys.of_namespace(namespace).now().map_err(|why| unsigned(&why))
+        self.0.options.image_keys.of_namespace(namespace).now().map_err(|why| unsigned_image(&why))
     }
 
     /// Checks an image that was pulled with these options.

@@ -179,7 +179,7 @@ impl Table {
 
     /// Returns the VMs of disk pods' containers, by sandbox.
     fn container_vms(&self, views: &[Arc<View>]) -> HashMap<String, Vec<ContainerVm>> {
-        let attended = self.attended();
+        let attended = self.lock_attended();
         let mut of_pods: HashMap<String, Vec<ContainerVm>> = HashMap::new();
         for view in views {
             let Some(pod) = pod_of(&view.record) else { continue };
@@ -189,13 +189,13 @@ impl Table {
         of_pods
     }
 
-    fn attended(&self) -> MutexGuard<'_, HashMap<String, Attended>> {
+    fn lock_attended(&self) -> MutexGuard<'_, HashMap<String, Attended>> {
         self.attended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records that a task attends this VM; returns false if another task does already.
     pub(crate) fn attend(&self, vm: &str, by: Attended) -> bool {
-        let mut attended = self.attended();
+        let mut attended = self.lock_attended();
         let new = !attended.contains_key(vm);
         if new {
             attended.insert(vm.to_owned(), by);
@@ -205,26 +205,26 @@ impl Table {
 
     /// Returns the state of a VM that a task attends.
     pub(crate) fn attended_by(&self, vm: &str) -> Option<Attended> {
-        self.attended().get(vm).cloned()
+        self.lock_attended().get(vm).cloned()
     }
 
     /// Stores the last report of the guest of an attended VM.
     pub(crate) fn report(&self, vm: &str, statistics: Arc<Statistics>) {
-        if let Some(attended) = self.attended().get_mut(vm) {
+        if let Some(attended) = self.lock_attended().get_mut(vm) {
             attended.statistics = Some(statistics);
         }
     }
 
     /// Records that the log of this VM is complete and no task attends it. Idempotent.
     pub(crate) fn detach_task(&self, vm: &str) {
-        self.attended().remove(vm);
+        self.lock_attended().remove(vm);
         self.unattended.send_replace(());
     }
 
     /// Resolves when no task attends the VM.
     pub(crate) async fn wait_unattended(&self, vm: &str) {
         let mut unattended = self.unattended.subscribe();
-        while self.attended().contains_key(vm) && unattended.changed().await.is_ok() {}
+        while self.lock_attended().contains_key(vm) && unattended.changed().await.is_ok() {}
     }
 
     /// Returns a receiver of container changes that are not in a record.

@@ -91,11 +91,11 @@ impl Disk {
         let chunk_bytes = number(&config["windowBytes"]).filter(|n| chunk::is_read(bytes, *n));
         let chunk_bytes = chunk_bytes.ok_or_else(|| invalid("size of chunks"))?;
         let chunks = chunks_of(&manifest, |_| true)?;
-        Self { bytes, chunk_bytes, chunks }.checked()
+        Self { bytes, chunk_bytes, chunks }.sort_and_check()
     }
 
     /// Sorts the chunks. Fails when they overlap or lie outside of the disk.
-    pub(super) fn checked(mut self) -> Result<Self, ImageError> {
+    pub(super) fn sort_and_check(mut self) -> Result<Self, ImageError> {
         self.chunks.sort_by_key(|w| w.part.start);
         let mut end = 0;
         for chunk in &self.chunks {

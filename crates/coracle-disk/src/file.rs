@@ -193,7 +193,7 @@ mod tests {
 
     use super::*;
 
-    fn nothing(_: u64, _: u64) {}
+    fn ignore_progress(_: u64, _: u64) {}
 
     #[test]
     fn raw_copy_keeps_holes() {
@@ -203,7 +203,7 @@ mod tests {
         file.set_len(64 << 20).unwrap();
         file.write_all_at(b"start", 0).unwrap();
         file.write_all_at(b"end", (64 << 20) - 512).unwrap();
-        assert_eq!(raw_copy(&from, &to, &nothing).unwrap(), 64 << 20);
+        assert_eq!(raw_copy(&from, &to, &ignore_progress).unwrap(), 64 << 20);
         assert_eq!(fs::read(&from).unwrap(), fs::read(&to).unwrap());
         assert!(to.metadata().unwrap().blocks() * 512 < 1 << 20, "holes stay");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2, "nothing beside it");
@@ -216,7 +216,7 @@ mod tests {
         empty_overlay(&overlay, 10 << 30).unwrap();
         assert!(overlay.metadata().unwrap().len() < 1 << 20);
         assert_eq!(open(&overlay).unwrap().size(), 10 << 30);
-        assert_eq!(raw_copy(&overlay, &raw, &nothing).unwrap(), 10 << 30);
+        assert_eq!(raw_copy(&overlay, &raw, &ignore_progress).unwrap(), 10 << 30);
         assert_eq!(raw.metadata().unwrap().blocks(), 0);
     }
 
@@ -239,7 +239,7 @@ mod tests {
         disk.write(&b"behind the base"[..], 6 << 20).unwrap();
         disk.flush().unwrap();
         drop(disk);
-        assert_eq!(merged_copy(&overlay, &base, &to, &nothing).unwrap(), 8 << 20);
+        assert_eq!(merged_copy(&overlay, &base, &to, &ignore_progress).unwrap(), 8 << 20);
         let file = File::open(&to).unwrap();
         for (at, want) in [(0, &b"of the base"[..]), (2 << 20, b"written"), (6 << 20, b"behind the base")] {
             let mut found = vec![0; want.len()];
@@ -256,7 +256,7 @@ mod tests {
         let storage = Storage::create_open(StorageCreateOptions::new().filename(&image)).unwrap();
         let over = Qcow2::<Storage>::create_builder(storage).size(1 << 20);
         over.backing("/etc/passwd".to_owned(), "raw".to_owned()).create().unwrap();
-        let refused = raw_copy(&image, &to, &nothing).unwrap_err();
+        let refused = raw_copy(&image, &to, &ignore_progress).unwrap_err();
         assert!(matches!(refused, ImageError::Oci(coracle_oci::OciError::Unsupported { .. })), "{refused}");
         assert!(refused.to_string().contains("/etc/passwd"), "{refused}");
         assert!(!to.exists());
@@ -275,7 +275,7 @@ mod tests {
         ];
         for (what, bytes, says) in cases {
             fs::write(&image, bytes).unwrap();
-            let refused = raw_copy(&image, &to, &nothing).unwrap_err().to_string();
+            let refused = raw_copy(&image, &to, &ignore_progress).unwrap_err().to_string();
             assert!(refused.contains(says), "{what}: {refused}");
             assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "{what}");
         }

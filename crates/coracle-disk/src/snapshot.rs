@@ -232,7 +232,7 @@ fn read(manifest: &Value, config: &Value) -> Result<(Value, Vec<(String, Disk)>)
         let chunk_bytes = artifact::number(&file["windowBytes"]).filter(|n| chunk::is_read(bytes, *n));
         let chunk_bytes = chunk_bytes.ok_or_else(|| artifact::invalid("size of chunks"))?;
         let chunks = artifact::chunks_of(manifest, |layer| layer["annotations"][TITLE] == name)?;
-        files.push((name.to_owned(), Disk { bytes, chunk_bytes, chunks }.checked()?));
+        files.push((name.to_owned(), Disk { bytes, chunk_bytes, chunks }.sort_and_check()?));
     }
     Ok((config["snapshot"].clone(), files))
 }

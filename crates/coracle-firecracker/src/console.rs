@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 use crate::run_dir::CONSOLE;
 
 /// Opens both ends of both FIFOs for a process that is about to start; returns its input and its output.
-pub(crate) fn ends(folder: &Path) -> io::Result<(OwnedFd, OwnedFd)> {
+pub(crate) fn open_fifos(folder: &Path) -> io::Result<(OwnedFd, OwnedFd)> {
     let open = |name: &str, flags: OFlags| -> io::Result<OwnedFd> {
         let flags = i32::try_from(flags.bits()).unwrap_or_default();
         Ok(File::options().read(true).write(true).custom_flags(flags).open(folder.join(name))?.into())

@@ -54,7 +54,7 @@ impl FirecrackerDriver {
         Self { config, probe: OnceCell::new(), relays: Relays::default() }
     }
 
-    async fn look(&self) -> Probe {
+    async fn run_probe(&self) -> Probe {
         let absent = |version: &str, reason| Probe { version: version.to_owned(), accelerator: None, reason };
         let program = self.config.program.display();
         let version = match tokio::process::Command::new(&self.config.program).arg("--version").output().await
@@ -105,7 +105,7 @@ impl FirecrackerDriver {
         if jail.is_none() {
             run_dir::prepare(vmm_config, filled).map_err(io)?;
         }
-        let serial = Some(console::ends(&vmm_config.run_dir).map_err(io)?);
+        let serial = Some(console::open_fifos(&vmm_config.run_dir).map_err(io)?);
         let (args, working_dir) = (arguments(vmm_config, jail.is_some()), &vmm_config.run_dir);
         let inherited = inherited.to_vec();
         let process = Launch {
@@ -120,7 +120,7 @@ impl FirecrackerDriver {
         }
         .run()?;
         let api = api(vmm_config);
-        wait_ready(vmm_config, process, READY_LIMIT, || answers(api.clone())).await?;
+        wait_ready(vmm_config, process, READY_LIMIT, || is_answering(api.clone())).await?;
         Ok(process)
     }
 
@@ -144,7 +144,7 @@ impl FirecrackerDriver {
             let api = api(vmm_config);
             let api = if call.moves_memory { api.within(memory_call_limit(vmm_config)) } else { api };
             let made = api.call(call.method.clone(), &call.path, Some(&call.body)).await;
-            made.map_err(|source| control(vmm_config, "configure", source))?;
+            made.map_err(|source| control_error(vmm_config, "configure", source))?;
         }
         Ok(())
     }
@@ -165,7 +165,7 @@ impl FirecrackerDriver {
 
     async fn set_state(&self, vmm_config: &VmmConfig, state: &'static str) -> Result<(), DriverError> {
         let call = api(vmm_config).call(Method::PATCH, "/vm", Some(&json!({"state": state}))).await;
-        call.map(drop).map_err(|source| control(vmm_config, state, source))
+        call.map(drop).map_err(|source| control_error(vmm_config, state, source))
     }
 
     /// Starts a process and boots a microVM in it.
@@ -175,7 +175,7 @@ impl FirecrackerDriver {
         filled: bool,
         inherited: &[RawFd],
     ) -> Result<ProcessId, DriverError> {
-        let calls = boot_calls(vmm_config, &paths(vmm_config)).map_err(refused)?;
+        let calls = boot_calls(vmm_config, &paths(vmm_config)).map_err(unavailable)?;
         let process = self.spawn(vmm_config, filled, inherited).await?;
         self.call_or_kill(vmm_config, process, &calls).await?;
         Ok(process)
@@ -239,7 +239,7 @@ impl Driver for FirecrackerDriver {
     }
 
     async fn probe(&self) -> Probe {
-        self.probe.get_or_init(|| self.look()).await.clone()
+        self.probe.get_or_init(|| self.run_probe()).await.clone()
     }
 
     async fn start(&self, vmm_config: &VmmConfig) -> Result<ProcessId, DriverError> {
@@ -311,7 +311,7 @@ fn arguments(vmm_config: &VmmConfig, is_jailed: bool) -> Vec<String> {
     pairs.chain(["--enable-pci".to_owned()]).collect()
 }
 
-async fn answers(api: ApiSocket) -> bool {
+async fn is_answering(api: ApiSocket) -> bool {
     api.call(Method::GET, "/", None).await.is_ok()
 }
 
@@ -320,11 +320,15 @@ fn fault(body: &Value) -> Option<String> {
     Some(body.get("fault_message")?.as_str()?.to_owned())
 }
 
-pub(crate) fn control(vmm_config: &VmmConfig, operation: &'static str, source: ApiError) -> DriverError {
+pub(crate) fn control_error(
+    vmm_config: &VmmConfig,
+    operation: &'static str,
+    source: ApiError,
+) -> DriverError {
     DriverError::Control { id: vmm_config.id.clone(), operation, source: Box::new(source) }
 }
 
-pub(crate) fn refused(reason: String) -> DriverError {
+pub(crate) fn unavailable(reason: String) -> DriverError {
     DriverError::Unavailable { driver: "firecracker", reason }
 }
 

@@ -14,7 +14,7 @@ use tokio::task::spawn_blocking;
 
 use crate::FirecrackerDriver;
 use crate::calls::{BootPaths, boot_calls, load_calls, save_call};
-use crate::driver::refused;
+use crate::driver::unavailable;
 
 /// Names of the two files, in the working directory of the process and in the stream.
 const STATE: &str = "saved.state";
@@ -108,7 +108,7 @@ impl FirecrackerDriver {
     async fn load(&self, vmm_config: &VmmConfig, saved: &Template) -> Result<Cloned, DriverError> {
         let numbers = [saved.state.number(), saved.ram.number()];
         let names = numbers.map(|number| own_file(number).display().to_string());
-        let calls = load_calls(vmm_config, &names[0], &names[1], false).map_err(refused)?;
+        let calls = load_calls(vmm_config, &names[0], &names[1], false).map_err(unavailable)?;
         let process = self.spawn(vmm_config, true, &numbers).await?;
         self.call_or_kill(vmm_config, process, &calls).await?;
         Ok(Cloned { process, channel: None })

@@ -10,7 +10,7 @@ use coracle_hypervisor::{
 
 use crate::FirecrackerDriver;
 use crate::calls::load_calls;
-use crate::driver::refused;
+use crate::driver::unavailable;
 
 #[async_trait]
 impl Templates for FirecrackerDriver {
@@ -47,7 +47,7 @@ impl Templates for FirecrackerDriver {
     async fn start_clone(&self, vmm_config: &VmmConfig, template: &Template) -> Result<Cloned, DriverError> {
         let (state, memory) = (template.state.number(), template.ram.number());
         let names = [state, memory].map(|number| own_file(number).display().to_string());
-        let calls = load_calls(vmm_config, &names[0], &names[1], true).map_err(refused)?;
+        let calls = load_calls(vmm_config, &names[0], &names[1], true).map_err(unavailable)?;
         let process = self.spawn(vmm_config, true, &[state, memory]).await?;
         self.call_or_kill(vmm_config, process, &calls).await?;
         if let Err(error) = self.resume(vmm_config).await {

@@ -9,7 +9,7 @@ use coracle_hypervisor_testing::{check_jail, check_view, conformance, example};
 use coracle_testkit::tools;
 use tokio::io::AsyncReadExt as _;
 
-use machine::{Machine, jailed, refuses};
+use machine::{Machine, check_refusals, jailed};
 
 fn stand_in() -> Machine {
     Machine::stand_in(example("fake-firecracker"))
@@ -19,7 +19,7 @@ fn driver(machine: &Machine) -> FirecrackerDriver {
     FirecrackerDriver::new(FirecrackerConfig { program: machine.program.clone(), kvm: None })
 }
 
-async fn conforms(machine: &Machine) {
+async fn check_conformance(machine: &Machine) {
     let dir = tempfile::tempdir().unwrap();
     let vmm_config = machine.vmm_config("conformance", dir.path());
     for vmm_config in [jailed(vmm_config.clone()), vmm_config] {
@@ -33,13 +33,13 @@ async fn conforms(machine: &Machine) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn driver_conforms_on_the_stand_in() {
-    conforms(&stand_in()).await;
+    check_conformance(&stand_in()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn driver_conforms_on_firecracker() {
     match Machine::real("CORACLE_FIRECRACKER_BIN") {
-        Some(machine) => conforms(&machine).await,
+        Some(machine) => check_conformance(&machine).await,
         None => tools::not_to_be_had("Firecracker: CORACLE_FIRECRACKER_BIN names none"),
     }
 }
@@ -48,7 +48,7 @@ async fn driver_conforms_on_firecracker() {
 async fn refused_boot_ends_the_vmm_and_reports_the_reason() {
     let machine = stand_in();
     let dir = tempfile::tempdir().unwrap();
-    refuses(
+    check_refusals(
         &driver(&machine),
         machine.vmm_config("refused", dir.path()),
         ["/actions", "Kernel file cannot be opened"],

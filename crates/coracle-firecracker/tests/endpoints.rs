@@ -56,7 +56,7 @@ impl Vmm {
         }
     }
 
-    async fn rows(&self, rows: &[Row]) {
+    async fn check_rows(&self, rows: &[Row]) {
         for (method, path, body, want) in rows {
             let got = self.call(method, path, body).await;
             match (&got, want) {
@@ -86,7 +86,7 @@ enum Want {
 type Row = (&'static str, &'static str, Value, Want);
 
 /// Rows before the start: their order does not matter unless a row says so.
-fn before() -> Vec<Row> {
+fn rows_before_start() -> Vec<Row> {
     use Want::{Done, Has, Refused};
     let limiter = json!({"bandwidth": {"size": 1000, "refill_time": 100, "one_time_burst": 10}, "ops": {"size": 1, "refill_time": 1}});
     vec![
@@ -165,26 +165,26 @@ fn before() -> Vec<Row> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_endpoint_before_the_start() {
+async fn endpoints_before_instance_start_table() {
     let stand_in = example("fake-firecracker");
     let vmm = Vmm::start(&stand_in).await;
     std::fs::write(vmm.dir.path().join("metrics"), "").unwrap();
-    vmm.rows(&before()).await;
+    vmm.check_rows(&rows_before_start()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_endpoint_before_the_start_on_firecracker() {
+async fn endpoints_before_instance_start_on_firecracker_table() {
     let Some(program) = std::env::var_os("CORACLE_FIRECRACKER_BIN") else {
         tools::not_to_be_had("Firecracker: CORACLE_FIRECRACKER_BIN names none");
         return;
     };
     let vmm = Vmm::start(Path::new(&program)).await;
     std::fs::write(vmm.dir.path().join("metrics"), "").unwrap();
-    vmm.rows(&before()).await;
+    vmm.check_rows(&rows_before_start()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_endpoint_while_the_guest_runs_and_while_it_is_paused() {
+async fn endpoints_of_a_running_and_paused_guest_table() {
     use Want::{Done, Has, Refused};
     let vmm = Vmm::start(&example("fake-firecracker")).await;
     let nic =
@@ -192,7 +192,7 @@ async fn every_endpoint_while_the_guest_runs_and_while_it_is_paused() {
     let drive = json!({"drive_id": "a", "is_root_device": false, "path_on_host": "disk"});
     let hotplug = json!({"total_size_mib": 1024, "slot_size_mib": 128, "block_size_mib": 2});
     let limiter = json!({"bandwidth": {"size": 0, "refill_time": 0}});
-    vmm.rows(
+    vmm.check_rows(
         &[
             ("PUT", "/boot-source", json!({"kernel_image_path": "kernel"}), Done),
             ("PUT", "/drives/a", drive.clone(), Done),
@@ -248,7 +248,7 @@ async fn every_endpoint_while_the_guest_runs_and_while_it_is_paused() {
         ][..31],
     )
     .await;
-    vmm.rows(&[
+    vmm.check_rows(&[
         ("PATCH", "/vm", json!({"state": "Paused"}), Done),
         ("PATCH", "/vm", json!({"state": "Paused"}), Done),
         ("PATCH", "/vm", json!({"state": "Asleep"}), Refused("")),

@@ -9,7 +9,7 @@ use coracle_firecracker::{FirecrackerConfig, FirecrackerDriver};
 use coracle_hypervisor_testing::example;
 
 use machine::Machine;
-use machine::hanging::{is_deleted_while_it_starts, is_stopped_while_it_runs};
+use machine::hanging::{check_deletion_while_starting, check_stop_while_running};
 
 fn driver(machine: &Machine) -> FirecrackerDriver {
     FirecrackerDriver::new(FirecrackerConfig { program: machine.program.clone(), kvm: None })
@@ -18,13 +18,13 @@ fn driver(machine: &Machine) -> FirecrackerDriver {
 #[test]
 fn vmm_that_hangs_at_its_start_is_deleted() {
     let dir = tempfile::tempdir().unwrap();
-    let machine = Machine::stand_in(example("fake-firecracker")).that_hangs_at("actions", dir.path());
-    is_deleted_while_it_starts(&machine, || Arc::new(driver(&machine)));
+    let machine = Machine::stand_in(example("fake-firecracker")).with_hanging_call("actions", dir.path());
+    check_deletion_while_starting(&machine, || Arc::new(driver(&machine)));
 }
 
 #[test]
 fn vmm_that_hangs_while_it_runs_is_stopped() {
     let dir = tempfile::tempdir().unwrap();
-    let machine = Machine::stand_in(example("fake-firecracker")).that_hangs_at("vm", dir.path());
-    is_stopped_while_it_runs(&machine, || Arc::new(driver(&machine)));
+    let machine = Machine::stand_in(example("fake-firecracker")).with_hanging_call("vm", dir.path());
+    check_stop_while_running(&machine, || Arc::new(driver(&machine)));
 }

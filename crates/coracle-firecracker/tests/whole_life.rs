@@ -11,7 +11,7 @@ use coracle_hypervisor_testing::example;
 use coracle_testkit::tools;
 
 use machine::Machine;
-use machine::whole_life::leaves_nothing;
+use machine::whole_life::check_whole_life;
 
 fn driver(machine: &Machine) -> FirecrackerDriver {
     FirecrackerDriver::new(FirecrackerConfig { program: machine.program.clone(), kvm: None })
@@ -20,9 +20,9 @@ fn driver(machine: &Machine) -> FirecrackerDriver {
 #[test]
 fn vm_lifecycle_leaves_nothing() {
     let stand_in = Machine::stand_in(example("fake-firecracker"));
-    leaves_nothing(&stand_in, || Arc::new(driver(&stand_in)));
+    check_whole_life(&stand_in, || Arc::new(driver(&stand_in)));
     match Machine::real("CORACLE_FIRECRACKER_BIN") {
-        Some(machine) => leaves_nothing(&machine, || Arc::new(driver(&machine))),
+        Some(machine) => check_whole_life(&machine, || Arc::new(driver(&machine))),
         None => tools::not_to_be_had("Firecracker: CORACLE_FIRECRACKER_BIN names none"),
     }
 }

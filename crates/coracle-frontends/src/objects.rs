@@ -51,7 +51,7 @@ pub(crate) fn vm_name(vm_id: &str) -> Result<VmName, HostError> {
 ///
 /// # Errors
 /// [`HostError::NotFound`], [`HostError::Invalid`], [`HostError::SharedName`].
-pub(crate) fn exact(host: &Host, vm_id: &str, caller: &Caller) -> Result<Arc<View>, HostError> {
+pub(crate) fn find_vm(host: &Host, vm_id: &str, caller: &Caller) -> Result<Arc<View>, HostError> {
     let id = vm_name(vm_id)?;
     let all = match caller.uid.as_str() {
         "" => host.list_where(|view| Known::from(&*view.record).wire_id() == id.as_str()),
@@ -81,7 +81,7 @@ pub(crate) async fn create(
     created: impl Fn(),
 ) -> Result<Arc<View>, HostError> {
     let Creation { spec, snapshot, stays_off, caller, fence } = creation;
-    let spec = named(host, spec, &caller)?;
+    let spec = with_host_name(host, spec, &caller)?;
     if let Some(snapshot) = snapshot {
         return restore(host, &snapshot, spec, created).await;
     }
@@ -137,7 +137,7 @@ pub(crate) async fn pull(host: &Host, spec: &VmSpec, credentials: &[Credentials]
 }
 
 /// Changes the spec to the name of the VM on the host: a VM of another object, or a local one, may have the id.
-fn named(host: &Host, spec: VmSpec, caller: &Caller) -> Result<VmSpec, HostError> {
+fn with_host_name(host: &Host, spec: VmSpec, caller: &Caller) -> Result<VmSpec, HostError> {
     if spec.owner.uid.is_empty() {
         return Ok(spec);
     }

@@ -388,7 +388,7 @@ async fn clone_of_another_namespace_needs_a_grant() {
 }
 
 /// Request on behalf of an object, as the operator sends it.
-fn spoken<T>(message: T, uid: &str, object: &str) -> Request<T> {
+fn request_of_object<T>(message: T, uid: &str, object: &str) -> Request<T> {
     let mut request = Request::new(message);
     request.metadata_mut().insert("coracle-uid", uid.parse().unwrap());
     request.metadata_mut().insert("coracle-object", object.parse().unwrap());
@@ -409,7 +409,7 @@ async fn objects_with_the_same_vm_id_get_separate_vms() {
         ];
         let metadata = words.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
         let request = pb::CreateVmRequest { metadata, ..create("a-b-c") };
-        spoken(request, uid, &format!("{namespace}/{name}"))
+        request_of_object(request, uid, &format!("{namespace}/{name}"))
     };
     client.create_vm(create("a-b-c")).await.unwrap(); // created by a user
     for _ in 0..2 {
@@ -425,13 +425,16 @@ async fn objects_with_the_same_vm_id_get_separate_vms() {
     let unclear = client.get_vm(get()).await.unwrap_err();
     assert_eq!(unclear.code(), Code::FailedPrecondition, "by the id alone");
     for (uid, object) in [("u-1", "a-b/c"), ("u-2", "a/b-c")] {
-        let vm = client.get_vm(spoken(get(), uid, object)).await.unwrap().into_inner().vm.unwrap();
+        let vm = client.get_vm(request_of_object(get(), uid, object)).await.unwrap().into_inner().vm.unwrap();
         assert_eq!(vm.metadata["coracle.dev/uid"], uid);
-        client.delete_vm(spoken(pb::DeleteVmRequest { vm_id: id("a-b-c") }, uid, object)).await.unwrap();
-        let gone = client.get_vm(spoken(get(), uid, object)).await.unwrap_err();
+        client
+            .delete_vm(request_of_object(pb::DeleteVmRequest { vm_id: id("a-b-c") }, uid, object))
+            .await
+            .unwrap();
+        let gone = client.get_vm(request_of_object(get(), uid, object)).await.unwrap_err();
         assert_eq!(gone.code(), Code::NotFound);
     }
-    let stop = spoken(pb::StopVmRequest { vm_id: id("a-b-c"), force: true }, "u-1", "a-b/c");
+    let stop = request_of_object(pb::StopVmRequest { vm_id: id("a-b-c"), force: true }, "u-1", "a-b/c");
     assert_eq!(client.stop_vm(stop).await.unwrap_err().code(), Code::NotFound, "not the one made by hand");
     let left = client.get_vm(get()).await.unwrap().into_inner().vm.unwrap();
     assert_eq!((left.state(), left.metadata.get("coracle.dev/uid")), (pb::VmState::Running, None));
@@ -491,7 +494,7 @@ async fn host_service_finds_the_vm_of_the_object() {
     // The agent service finds the same VMs.
     let mut agent = node.client.clone();
     let get = pb::GetVmRequest { vm_id: id("a-b-c") };
-    let vm = agent.get_vm(spoken(get, "u-2", "a/b-c")).await.unwrap().into_inner().vm.unwrap();
+    let vm = agent.get_vm(request_of_object(get, "u-2", "a/b-c")).await.unwrap().into_inner().vm.unwrap();
     assert_eq!(
         (vm.metadata["coracle.dev/uid"].as_str(), vm.metadata["coracle.dev/spec"].as_str()),
         ("u-2", "a")

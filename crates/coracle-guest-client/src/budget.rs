@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rate_allows_a_burst_and_then_its_share() {
+    fn rate_allows_a_burst_and_then_the_steady_rate() {
         let start = Instant::now();
         let at = |millis| start + Duration::from_millis(millis);
         let mut rate = Rate::new(100);

@@ -53,14 +53,14 @@ struct Http2 {
 
 impl Connection {
     /// Starts HTTP/2 on a stream.
-    pub(crate) async fn over(stream: SharedStream) -> Result<Self, h2::Error> {
-        let http2 = OnceCell::new_with(Some(Http2::over(stream).await?));
+    pub(crate) async fn handshake(stream: SharedStream) -> Result<Self, h2::Error> {
+        let http2 = OnceCell::new_with(Some(Http2::handshake(stream).await?));
         Ok(Self(Arc::new(Session { http2, early: None })))
     }
 
     /// Makes a connection whose agent sends reports until the first call, with which HTTP/2 starts.
     pub(crate) fn early(stream: SharedStream) -> Self {
-        let early = Some(Box::new(EarlySession::over(stream)));
+        let early = Some(Box::new(EarlySession::new(stream)));
         Self(Arc::new(Session { http2: OnceCell::new(), early }))
     }
 
@@ -78,14 +78,14 @@ impl Session {
             let ended =
                 |error: &dyn std::error::Error| Status::unavailable(format!("the session ended: {error}"));
             let upgraded = early.upgrade().await.map_err(|e| ended(&e))?;
-            Http2::over(upgraded).await.map_err(|e| ended(&e))
+            Http2::handshake(upgraded).await.map_err(|e| ended(&e))
         };
         Ok(self.http2.get_or_try_init(start).await?.requests.clone())
     }
 }
 
 impl Http2 {
-    async fn over(stream: SharedStream) -> Result<Self, h2::Error> {
+    async fn handshake(stream: SharedStream) -> Result<Self, h2::Error> {
         let mut builder = Builder::new();
         builder
             .initial_window_size(STREAM_WINDOW)
@@ -118,7 +118,7 @@ impl Service<Request<Body>> for Connection {
         let session = Arc::clone(&self.0);
         Box::pin(async move {
             let requests = session.requests().await?;
-            call(requests, request).await.map_err(|error| failed(&error))
+            call(requests, request).await.map_err(|error| to_status(&error))
         })
     }
 }
@@ -143,7 +143,7 @@ async fn call(
 
 /// Converts an error to a status. A stream reset by the agent gets the code that gRPC defines for it (gRPC over HTTP/2,
 /// "Errors"). Any other error ends the session.
-fn failed(error: &h2::Error) -> Status {
+fn to_status(error: &h2::Error) -> Status {
     let Some(reason) = error.reason().filter(|_| error.is_reset() && error.is_remote()) else {
         return Status::unavailable(format!("the session ended: {error}"));
     };

@@ -39,7 +39,7 @@ struct EarlyStream {
 }
 
 impl EarlySession {
-    pub(crate) fn over(stream: SharedStream) -> Self {
+    pub(crate) fn new(stream: SharedStream) -> Self {
         let codec = LengthDelimitedCodec::builder().max_frame_length(MESSAGE_MAX).new_codec();
         let frames = FramedRead::with_capacity(stream, codec, BUFFER);
         Self {
@@ -144,7 +144,7 @@ mod tests {
     fn pair() -> (EarlySession, Hangup, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let (stream, hangup) = share(ours);
-        (EarlySession::over(stream), hangup, theirs)
+        (EarlySession::new(stream), hangup, theirs)
     }
 
     fn bytes(report: Report) -> Vec<u8> {
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn report_that_a_cancelled_read_has_begun_is_kept() {
+    async fn partial_report_survives_a_cancelled_read() {
         let (session, _hangup, mut agent) = pair();
         let output = Report::Output(LogChunk { data: vec![b'x'; 300], ..Default::default() });
         let sent = bytes(output.clone());
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn reader_gives_way_to_an_upgrade() {
+    async fn upgrade_ends_a_pending_report_read() {
         let (session, _hangup, mut agent) = pair();
         let upgrade = async {
             assert!(session.upgrade().now_or_never().is_none(), "the agent has not answered");
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn session_begins_anew_after_a_reset() {
+    async fn reset_returns_a_stream_for_the_next_start() {
         let (session, _hangup, mut agent) = pair();
         let answer = async {
             assert_eq!(request(&mut agent).await, RESET_MAGIC);

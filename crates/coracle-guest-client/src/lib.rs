@@ -115,7 +115,7 @@ impl GuestClient {
     /// # Errors
     /// [`GuestError`], as for every call.
     pub async fn status(&self) -> Result<pb::StatusResponse, GuestError> {
-        within(ASK_LIMIT, self.rpc().status(pb::StatusRequest {})).await
+        call_within(ASK_LIMIT, self.rpc().status(pb::StatusRequest {})).await
     }
 
     /// Sets identity, clock, network and mounts of the guest. Idempotent.
@@ -127,7 +127,7 @@ impl GuestClient {
         request: pb::ConfigureRequest,
         limit: Duration,
     ) -> Result<pb::ConfigureResponse, GuestError> {
-        within(limit, self.rpc().configure(request)).await
+        call_within(limit, self.rpc().configure(request)).await
     }
 
     /// Makes a guest that is not configured mount its fresh disk. Idempotent.
@@ -135,7 +135,7 @@ impl GuestClient {
     /// # Errors
     /// [`GuestError`].
     pub async fn prepare(&self, request: pb::PrepareRequest, limit: Duration) -> Result<(), GuestError> {
-        within(limit, self.rpc().prepare(request)).await.map(drop)
+        call_within(limit, self.rpc().prepare(request)).await.map(drop)
     }
 
     /// Makes a guest in which nothing runs undo all changes since `prepare`. Idempotent.
@@ -143,7 +143,7 @@ impl GuestClient {
     /// # Errors
     /// [`GuestError`], with [`GuestErrorKind::Precondition`] while processes run in the guest.
     pub async fn reset(&self, limit: Duration) -> Result<(), GuestError> {
-        within(limit, self.rpc().reset(pb::ResetRequest {})).await.map(drop)
+        call_within(limit, self.rpc().reset(pb::ResetRequest {})).await.map(drop)
     }
 
     /// Starts the workload, within 10 s. Idempotent.
@@ -152,7 +152,7 @@ impl GuestClient {
     /// [`GuestError`].
     pub async fn start_workload(&self, process: pb::Process) -> Result<(), GuestError> {
         let request = pb::StartWorkloadRequest { process: Some(process) };
-        within(ASK_LIMIT, self.rpc().start_workload(request)).await.map(drop)
+        call_within(ASK_LIMIT, self.rpc().start_workload(request)).await.map(drop)
     }
 
     /// Waits without a deadline until the workload ends. `exit` is `None` if the session was closed first. Cancel-safe.
@@ -176,7 +176,7 @@ impl GuestClient {
     /// # Errors
     /// [`GuestError`].
     pub async fn mount(&self, request: pb::MountRequest, limit: Duration) -> Result<(), GuestError> {
-        within(limit, self.rpc().mount(request)).await.map(drop)
+        call_within(limit, self.rpc().mount(request)).await.map(drop)
     }
 
     /// Unmounts the volume called `name`. Idempotent.
@@ -184,7 +184,7 @@ impl GuestClient {
     /// # Errors
     /// [`GuestError`], with [`GuestErrorKind::Precondition`] while the volume is in use.
     pub async fn unmount(&self, name: &str, limit: Duration) -> Result<(), GuestError> {
-        within(limit, self.rpc().unmount(pb::UnmountRequest { name: name.to_owned() })).await.map(drop)
+        call_within(limit, self.rpc().unmount(pb::UnmountRequest { name: name.to_owned() })).await.map(drop)
     }
 
     /// Carries FUSE requests and replies of one shared directory.
@@ -217,7 +217,7 @@ impl GuestClient {
         request: pb::ConfigureSandboxRequest,
         limit: Duration,
     ) -> Result<pb::ConfigureResponse, GuestError> {
-        within(limit, self.rpc().configure_sandbox(request)).await
+        call_within(limit, self.rpc().configure_sandbox(request)).await
     }
 
     /// Creates a container, within 30 s, and returns the user of its process, if the agent reports it. Idempotent.
@@ -228,7 +228,7 @@ impl GuestClient {
         &self,
         request: pb::CreateContainerRequest,
     ) -> Result<Option<pb::ProcessUser>, GuestError> {
-        within(CONTAINER_LIMIT, self.rpc().create_container(request)).await.map(|made| made.user)
+        call_within(CONTAINER_LIMIT, self.rpc().create_container(request)).await.map(|made| made.user)
     }
 
     /// Starts a container's process, within 10 s. Returns an exit status if the process could not run. Idempotent.
@@ -237,7 +237,7 @@ impl GuestClient {
     /// [`GuestError`].
     pub async fn start_container(&self, id: &str) -> Result<Option<pb::ExitStatus>, GuestError> {
         let request = pb::StartContainerRequest { id: id.to_owned() };
-        within(ASK_LIMIT, self.rpc().start_container(request)).await.map(|started| started.exit)
+        call_within(ASK_LIMIT, self.rpc().start_container(request)).await.map(|started| started.exit)
     }
 
     /// Attaches to a running container: streams its output from now on, then its exit status. The first of `requests` starts
@@ -259,7 +259,7 @@ impl GuestClient {
     pub async fn stop_container(&self, id: &str, grace: Duration) -> Result<(), GuestError> {
         let grace_ms = u32::try_from(grace.as_millis()).unwrap_or(u32::MAX);
         let request = pb::StopContainerRequest { id: id.to_owned(), grace_ms };
-        within(grace + ASK_LIMIT, self.rpc().stop_container(request)).await.map(drop)
+        call_within(grace + ASK_LIMIT, self.rpc().stop_container(request)).await.map(drop)
     }
 
     /// Sends a signal to a container's first process, within 10 s; SIGKILL goes to all its processes.
@@ -268,7 +268,7 @@ impl GuestClient {
     /// [`GuestError`], with [`GuestErrorKind::Precondition`] if the container does not run.
     pub async fn kill_container(&self, id: &str, signal: i32) -> Result<(), GuestError> {
         let request = pb::KillContainerRequest { id: id.to_owned(), signal };
-        within(ASK_LIMIT, self.rpc().kill_container(request)).await.map(drop)
+        call_within(ASK_LIMIT, self.rpc().kill_container(request)).await.map(drop)
     }
 
     /// Ends and removes a container, within 30 s. Idempotent.
@@ -277,7 +277,7 @@ impl GuestClient {
     /// [`GuestError`].
     pub async fn remove_container(&self, id: &str) -> Result<(), GuestError> {
         let request = pb::RemoveContainerRequest { id: id.to_owned() };
-        within(CONTAINER_LIMIT, self.rpc().remove_container(request)).await.map(drop)
+        call_within(CONTAINER_LIMIT, self.rpc().remove_container(request)).await.map(drop)
     }
 
     /// Changes limits of a container, within 10 s.
@@ -286,7 +286,7 @@ impl GuestClient {
     /// [`GuestError`].
     pub async fn update_container(&self, id: &str, limits: pb::CgroupLimits) -> Result<(), GuestError> {
         let request = pb::UpdateContainerRequest { id: id.to_owned(), cgroup: Some(limits) };
-        within(ASK_LIMIT, self.rpc().update_container(request)).await.map(drop)
+        call_within(ASK_LIMIT, self.rpc().update_container(request)).await.map(drop)
     }
 
     /// Lists all containers of the guest, within 10 s.
@@ -294,7 +294,7 @@ impl GuestClient {
     /// # Errors
     /// [`GuestError`].
     pub async fn list_containers(&self) -> Result<Vec<pb::ContainerStatus>, GuestError> {
-        let listed = within(ASK_LIMIT, self.rpc().list_containers(pb::ListContainersRequest {})).await;
+        let listed = call_within(ASK_LIMIT, self.rpc().list_containers(pb::ListContainersRequest {})).await;
         listed.map(|listed| listed.containers)
     }
 
@@ -326,7 +326,7 @@ impl GuestClient {
     /// [`GuestError`].
     pub async fn shutdown(&self, grace: Duration, limit: Duration) -> Result<(), GuestError> {
         let grace_ms = u32::try_from(grace.as_millis()).unwrap_or(u32::MAX);
-        within(limit, self.rpc().shutdown(pb::ShutdownRequest { grace_ms })).await.map(drop)
+        call_within(limit, self.rpc().shutdown(pb::ShutdownRequest { grace_ms })).await.map(drop)
     }
 
     /// Tar stream of `path` in the container's root. The session stays open until the stream is dropped.
@@ -362,7 +362,7 @@ impl GuestClient {
 
 /// Opens a channel and reads the agent's hello, within `limit`, with as many tries as needed. The first try uses `channel`, if
 /// there is one. Cancel-safe.
-async fn greeted(
+async fn open_channel(
     driver: &dyn Driver,
     vmm_config: &VmmConfig,
     limit: Duration,
@@ -402,7 +402,7 @@ async fn greeted(
 }
 
 /// Runs a call with a deadline.
-async fn within<T>(
+async fn call_within<T>(
     limit: Duration,
     call: impl Future<Output = Result<tonic::Response<T>, tonic::Status>>,
 ) -> Result<T, GuestError> {

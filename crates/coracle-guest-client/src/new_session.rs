@@ -13,7 +13,7 @@ use crate::connection::Connection;
 use crate::early::EarlySession;
 use crate::shared_stream::{Hangup, SharedStream, share};
 use crate::start::{self, StartFailure, Started};
-use crate::{GuestClient, GuestError, greeted};
+use crate::{GuestClient, GuestError, open_channel};
 
 /// Session to which the host has sent nothing yet. Dropping it ends it, which the guest notices at once.
 #[derive(Debug)]
@@ -56,7 +56,7 @@ impl NewSession {
         limit: Duration,
         channel: Option<UnixStream>,
     ) -> io::Result<Self> {
-        let (stream, hangup) = share(greeted(driver, vmm_config, limit, channel).await?);
+        let (stream, hangup) = share(open_channel(driver, vmm_config, limit, channel).await?);
         Ok(Self { stream, hangup })
     }
 
@@ -65,7 +65,7 @@ impl NewSession {
     /// # Errors
     /// When the session ends.
     pub async fn http2(self) -> io::Result<GuestClient> {
-        let connection = Connection::over(self.stream).await.map_err(io::Error::other)?;
+        let connection = Connection::handshake(self.stream).await.map_err(io::Error::other)?;
         Ok(GuestClient::of(connection, self.hangup))
     }
 
@@ -95,7 +95,7 @@ impl NewSession {
         (configure_limit, start_limit, rest_limit): (Duration, Duration, Duration),
     ) -> Result<Self, StartFailure> {
         start::start(&mut self.stream, request, (configure_limit, start_limit)).await?;
-        let session = EarlySession::over(self.stream);
+        let session = EarlySession::new(self.stream);
         let rest = async {
             while !matches!(session.report().await?, Some(Report::Exited(_))) {}
             session.reset().await
@@ -123,19 +123,19 @@ mod tests {
         (NewSession { stream, hangup }, agent)
     }
 
-    async fn received(agent: &mut UnixStream, want: &[u8]) {
+    async fn expect_request(agent: &mut UnixStream, want: &[u8]) {
         let mut bytes = vec![0; want.len()];
         agent.read_exact(&mut bytes).await.unwrap();
         assert_eq!(bytes, want);
     }
 
-    fn started() -> Vec<u8> {
+    fn started_frames() -> Vec<u8> {
         let configured = StepResult::Configured(pb::ConfigureResponse::default());
         let steps = [configured, StepResult::Started(pb::StartWorkloadResponse { pid: 7 })];
         steps.map(|result| frame(&pb::StartResponse { result: Some(result) })).concat()
     }
 
-    fn reported(report: Report) -> Vec<u8> {
+    fn report_frame(report: Report) -> Vec<u8> {
         frame(&pb::EarlyReport { report: Some(report) })
     }
 
@@ -144,15 +144,15 @@ mod tests {
         let (session, mut agent) = pair();
         let request = pb::StartRequest::default();
         let serve = async {
-            received(&mut agent, b"CORSTART\0\0\0\0").await;
+            expect_request(&mut agent, b"CORSTART\0\0\0\0").await;
             let output = Report::Output(pb::LogChunk { data: vec![b'x'; 300], ..Default::default() });
             let exited = Report::Exited(pb::WaitWorkloadResponse::default());
-            let reports = [started(), reported(output), reported(exited)].concat();
+            let reports = [started_frames(), report_frame(output), report_frame(exited)].concat();
             agent.write_all(&reports).await.unwrap();
-            received(&mut agent, &RESET_MAGIC).await;
-            agent.write_all(&reported(Report::Reset(pb::ResetResponse {}))).await.unwrap();
-            received(&mut agent, b"CORSTART\0\0\0\0").await;
-            agent.write_all(&started()).await.unwrap();
+            expect_request(&mut agent, &RESET_MAGIC).await;
+            agent.write_all(&report_frame(Report::Reset(pb::ResetResponse {}))).await.unwrap();
+            expect_request(&mut agent, b"CORSTART\0\0\0\0").await;
+            agent.write_all(&started_frames()).await.unwrap();
         };
         let start = async {
             let session = session.warm_up(&request, (LIMIT, LIMIT, LIMIT)).await.unwrap();
@@ -163,12 +163,12 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn failed_warm_up_names_the_step() {
-        let exited = reported(Report::Exited(pb::WaitWorkloadResponse::default()));
+        let exited = report_frame(Report::Exited(pb::WaitWorkloadResponse::default()));
         for (why, answer, hangs_up, operation) in [
             ("no answer", vec![], false, "configure"),
-            ("the workload does not end", started(), false, "reset"),
-            ("the session ends", started(), true, "reset"),
-            ("no reset", [started(), exited].concat(), false, "reset"),
+            ("the workload does not end", started_frames(), false, "reset"),
+            ("the session ends", started_frames(), true, "reset"),
+            ("no reset", [started_frames(), exited].concat(), false, "reset"),
         ] {
             let (session, mut agent) = pair();
             agent.write_all(&answer).await.unwrap();

@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn both_directions_carry_more_than_a_buffer() {
+    async fn shared_stream_carries_large_data_both_ways() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let (ours, hangup) = share(ours);
         let sent: Vec<u8> = (0..1_000_000_u32).map(|n| n.to_le_bytes()[0]).collect();

@@ -45,12 +45,12 @@ pub(crate) async fn start(
         stream.write_all(&bytes).await?;
         response(stream).await
     };
-    let addresses = match within(configure_limit, configure).await.map_err(failed("configure"))? {
+    let addresses = match step_within(configure_limit, configure).await.map_err(failed("configure"))? {
         StepResult::Configured(configured) => configured.addresses,
         other => return Err(failed("configure")(refusal(other))),
     };
     let configured = began.elapsed();
-    let start = within(start_limit, response(stream)).await.map_err(failed("start the workload"))?;
+    let start = step_within(start_limit, response(stream)).await.map_err(failed("start the workload"))?;
     match start {
         StepResult::Started(_) => {
             Ok(Started { addresses, configured, started: began.elapsed().saturating_sub(configured) })
@@ -59,7 +59,7 @@ pub(crate) async fn start(
     }
 }
 
-async fn within(
+async fn step_within(
     limit: Duration,
     step: impl Future<Output = io::Result<StepResult>>,
 ) -> Result<StepResult, GuestError> {
@@ -97,7 +97,7 @@ mod tests {
     const LIMITS: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(5));
 
     /// Outcome of a start with a guest that answers with these bytes.
-    async fn answered(answer: &[u8]) -> Result<Started, StartFailure> {
+    async fn start_with_answer(answer: &[u8]) -> Result<Started, StartFailure> {
         let (mut host, mut guest) = UnixStream::pair().unwrap();
         guest.write_all(answer).await.unwrap();
         let outcome = start(&mut host, &StartRequest::default(), LIMITS).await;
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn response_says_which_step_failed() {
+    async fn start_error_names_the_failed_step() {
         let addresses = vec!["10.0.0.2/24".to_owned()];
         let configured = response(StepResult::Configured(ConfigureResponse { addresses: addresses.clone() }));
         let started = response(StepResult::Started(StartWorkloadResponse { pid: 7 }));
@@ -124,15 +124,15 @@ mod tests {
             ([configured.clone(), refused].concat(), "start the workload"),
             ([configured.clone(), configured.clone()].concat(), "start the workload"),
         ] {
-            assert_eq!(answered(&answer).await.unwrap_err().operation, operation);
+            assert_eq!(start_with_answer(&answer).await.unwrap_err().operation, operation);
         }
-        assert_eq!(answered(&[configured, started].concat()).await.unwrap().addresses, addresses);
+        assert_eq!(start_with_answer(&[configured, started].concat()).await.unwrap().addresses, addresses);
     }
 
     #[tokio::test]
-    async fn nonsense_of_a_guest_is_refused() {
+    async fn malformed_start_response_is_refused() {
         for nonsense in [&[0xff; 64][..], &[0, 0, 0, 2, 0xff, 0xff], &[0; 4]] {
-            assert_eq!(answered(nonsense).await.unwrap_err().operation, "configure");
+            assert_eq!(start_with_answer(nonsense).await.unwrap_err().operation, "configure");
         }
     }
 

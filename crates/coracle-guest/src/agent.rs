@@ -143,10 +143,10 @@ impl Agent {
         let work = move || {
             let _until_it_is_done = configured;
             mounts::prepare_disk(&disk, image.as_deref(), warm_up.as_deref())?;
-            *lock(&before) = Some(Before::look()?);
+            *lock(&before) = Some(Before::capture()?);
             Ok(())
         };
-        within(CONFIGURE, "preparing a disk", tokio::task::spawn_blocking(work)).await
+        run_within(CONFIGURE, "preparing a disk", tokio::task::spawn_blocking(work)).await
     }
 
     /// Undoes everything since the disk was prepared.
@@ -175,7 +175,7 @@ impl Agent {
             *configured = None;
             Ok(())
         };
-        within(CONFIGURE, "resetting the machine", thread.run(work)).await
+        run_within(CONFIGURE, "resetting the machine", thread.run(work)).await
     }
 
     pub(crate) async fn configure(
@@ -212,7 +212,7 @@ impl Agent {
         let (workload, reaper) = (Arc::clone(&self.workload), Arc::clone(&self.reaper));
         let (root, cgroup) = (self.root()?, self.join_workload()?);
         let pid =
-            process::starting(thread, move || workload.start(&reaper, &root, &process, cgroup)).await??;
+            process::run_start(thread, move || workload.start(&reaper, &root, &process, cgroup)).await??;
         Ok(StartWorkloadResponse { pid })
     }
 
@@ -240,7 +240,7 @@ impl Agent {
             };
             thread.run(apply).await
         };
-        within(CONFIGURE, "configuring the machine", work).await
+        run_within(CONFIGURE, "configuring the machine", work).await
     }
 
     /// Root of the container.
@@ -299,7 +299,7 @@ impl Agent {
         work: impl FnOnce(&Volumes, &Root) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
         let (root, volumes) = (self.root()?, Arc::clone(&self.volumes));
-        within(VOLUME, what, tokio::task::spawn_blocking(move || work(&volumes, &root))).await
+        run_within(VOLUME, what, tokio::task::spawn_blocking(move || work(&volumes, &root))).await
     }
 
     pub(crate) fn metrics(&self) -> MetricsResponse {
@@ -341,7 +341,7 @@ impl Agent {
 
     /// Waits for the exit of the workload. Cancel-safe.
     pub(crate) async fn workload_exit(&self) -> WaitWorkloadResponse {
-        let exit = self.workload.exited().await;
+        let exit = self.workload.wait_exit().await;
         let oom_killed = exit.signal == Signal::KILL.as_raw() && cgroup::was_out_of_memory();
         WaitWorkloadResponse { exit: Some(exit_status(exit)), oom_killed }
     }
@@ -349,7 +349,7 @@ impl Agent {
     /// Waits for the end of a system's command, whether it was started already or not. Its writes are on disk then, because the
     /// host may make an image of the disk. Cancel-safe.
     pub(crate) async fn system_exit(&self) -> Exit {
-        let exit = self.workload.exited().await;
+        let exit = self.workload.wait_exit().await;
         // A disk that hangs delays the report to the host, as it would delay the command.
         let _synced = tokio::task::spawn_blocking(rustix::fs::sync).await;
         exit
@@ -360,7 +360,7 @@ impl Agent {
         self.closed.send_replace(true);
     }
 
-    pub(crate) fn closing(&self) -> bool {
+    pub(crate) fn is_closing(&self) -> bool {
         *self.closed.borrow()
     }
 
@@ -415,7 +415,7 @@ fn apply(
 }
 
 /// Waits for the result of blocking work within a limit. After the limit the work continues unattended.
-async fn within<T>(
+async fn run_within<T>(
     limit: Duration,
     what: &'static str,
     work: impl Future<Output = Result<Result<T, Error>, JoinError>>,

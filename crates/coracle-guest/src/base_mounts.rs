@@ -31,11 +31,11 @@ pub(crate) fn names() -> impl Iterator<Item = &'static str> {
 /// # Errors
 /// When the kernel refuses a mount.
 pub(crate) fn prepare() -> Result<(), Error> {
-    if is_mounted(&stored("dev")) {
+    if is_mounted(&stored_path("dev")) {
         return Ok(());
     }
     for (tree, _) in TREES {
-        let _what_a_failure_left = rustix::mount::unmount(stored(tree), UnmountFlags::DETACH);
+        let _what_a_failure_left = rustix::mount::unmount(stored_path(tree), UnmountFlags::DETACH);
     }
     let device_flags = MountFlags::NOSUID.union(MountFlags::NOEXEC);
     for (kind, target, flags, data) in [
@@ -47,11 +47,11 @@ pub(crate) fn prepare() -> Result<(), Error> {
         ("tmpfs", "dev/shm", PLAIN, c"mode=1777"),
         ("mqueue", "dev/mqueue", PLAIN, c""),
     ] {
-        let place = stored(target);
+        let place = stored_path(target);
         std::fs::create_dir_all(&place).map_err(Error::io(format!("make {}", place.display())))?;
         match rustix::mount::mount(kind, &place, kind, flags, data) {
             Ok(()) if target == "dev" => {
-                let dev = std::fs::File::open(stored("dev"));
+                let dev = std::fs::File::open(stored_path("dev"));
                 dev.and_then(|dev| nodes(&dev)).map_err(Error::io("make device nodes"))?;
             }
             Ok(()) => {}
@@ -59,7 +59,7 @@ pub(crate) fn prepare() -> Result<(), Error> {
             Err(e) => return Err(Error::io(format!("mount {}", place.display()))(e)),
         }
     }
-    cover_boot_id(&stored(""))
+    cover_boot_id(&stored_path(""))
 }
 
 /// Mounts a boot id file of the agent, empty at first, over that of the kernel below `root`. Idempotent.
@@ -88,7 +88,7 @@ pub(crate) fn move_into(root: &Root) -> Result<(), Error> {
         let dir = root
             .ensure_dir(&target, Mode::from_raw_mode(mode))
             .map_err(Error::io(format!("make {} in the image", target.display())))?;
-        rustix::mount::move_mount(CWD, stored(tree), &dir, "", MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH)
+        rustix::mount::move_mount(CWD, stored_path(tree), &dir, "", MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH)
             .map_err(Error::io(format!("mount {} in the image", target.display())))?;
     }
     Ok(())
@@ -102,7 +102,7 @@ pub(crate) fn boot_id(id: &str) -> std::io::Result<()> {
     std::fs::write(BOOT_ID, id)
 }
 
-fn stored(path: &str) -> PathBuf {
+fn stored_path(path: &str) -> PathBuf {
     Path::new(STORE).join(path)
 }
 

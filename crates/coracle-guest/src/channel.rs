@@ -63,8 +63,8 @@ fn find(sys: &Path, dev: &Path) -> Option<PathBuf> {
     ports.flatten().find(|port| ours(&port.path())).map(|port| dev.join(port.file_name()))
 }
 
-/// Whether no host is connected to the other end. A read must follow if a session waits for data, see [`host_present`].
-fn hung_up(fd: &impl AsFd) -> bool {
+/// Whether no host is connected to the other end. A read must follow if a session waits for data, see [`wait_for_host`].
+fn is_hung_up(fd: &impl AsFd) -> bool {
     let mut fds = [PollFd::new(fd, PollFlags::empty())];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     matches!(poll(&mut fds, Some(&now)), Ok(n) if n > 0)
@@ -76,7 +76,7 @@ fn hung_up(fd: &impl AsFd) -> bool {
 ///
 /// # Errors
 /// When the kernel refuses to watch `fd`.
-pub async fn host_present(fd: &OwnedFd) -> io::Result<impl Send + use<>> {
+pub async fn wait_for_host(fd: &OwnedFd) -> io::Result<impl Send + use<>> {
     let edges = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     let all = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::HUP | epoll::EventFlags::ET;
     epoll::add(&edges, fd, epoll::EventData::new_u64(0), all)?;
@@ -126,7 +126,7 @@ impl Port {
     pub async fn discard_until_hang_up(&self) {
         let mut port = self.clone();
         let mut waste = vec![0u8; 4096];
-        while !self.0.ended.load(Ordering::Relaxed) && !hung_up(self.0.fd.get_ref()) {
+        while !self.0.ended.load(Ordering::Relaxed) && !is_hung_up(self.0.fd.get_ref()) {
             match tokio::io::AsyncReadExt::read(&mut port, &mut waste).await {
                 Ok(n) if n > 0 => {}
                 _ => return,
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn the_port_is_found_by_name() {
+    fn virtio_port_is_found_by_name() {
         let sys = tempfile::tempdir().unwrap();
         for (port, name) in [("vport0p1", "org.qemu.guest_agent.0\n"), ("vport1p3", "dev.coracle.guest.0\n")]
         {
@@ -222,9 +222,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn hang_up_is_an_end_and_not_an_error() {
+    async fn hang_up_is_eof_and_not_an_error() {
         let (ours, mut theirs) = pair();
-        host_present(&ours).await.unwrap();
+        wait_for_host(&ours).await.unwrap();
         let mut port = Port::new(ours).unwrap();
         theirs.write_all(b"hi").unwrap();
         let mut buffer = [0; 8];
@@ -236,9 +236,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_the_session_watches_its_port() {
+    async fn port_is_unwatched_after_the_host_is_present() {
         let (ours, _theirs) = pair();
-        let _waited_with = host_present(&ours).await.unwrap();
+        let _waited_with = wait_for_host(&ours).await.unwrap();
         let infos = std::fs::read_dir("/proc/self/fdinfo").unwrap();
         let infos = infos.filter_map(|info| std::fs::read_to_string(info.unwrap().path()).ok());
         let watched = format!("tfd: {:8} ", ours.as_raw_fd());
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn garbage_is_discarded_until_the_host_goes() {
+    async fn garbage_is_discarded_until_the_host_hangs_up() {
         let (ours, mut theirs) = pair();
         let port = Port::new(ours).unwrap();
         let writer = std::thread::spawn(move || {

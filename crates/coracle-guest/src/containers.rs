@@ -203,10 +203,10 @@ impl Containers {
             return Err(Error::State(format!("container {id} was not started")));
         }
         if !grace.is_zero() && container.signal(container.plan.stop_signal, reaper) {
-            let _late = tokio::time::timeout(grace, container.workload.exited()).await;
+            let _late = tokio::time::timeout(grace, container.workload.wait_exit()).await;
         }
         container.cgroup.kill();
-        let ended = tokio::time::timeout(KILL_LIMIT, container.workload.exited()).await;
+        let ended = tokio::time::timeout(KILL_LIMIT, container.workload.wait_exit()).await;
         ended.map_err(|_| Error::TimedOut("the end of a container"))
     }
 
@@ -242,7 +242,7 @@ impl Containers {
         let _joined = settled.map_err(|_| Error::TimedOut("the start of a container"))?;
         container.cgroup.kill();
         if matches!(container.workload.progress(), WorkloadPhase::Running(_)) {
-            let ended = tokio::time::timeout(KILL_LIMIT, container.workload.exited()).await;
+            let ended = tokio::time::timeout(KILL_LIMIT, container.workload.wait_exit()).await;
             ended.map_err(|_| Error::TimedOut("the end of a container"))?;
         }
         let images = self.images.clone();
@@ -368,11 +368,11 @@ impl Container {
             WorkloadPhase::Running(_) => WorkloadState::Running,
             WorkloadPhase::Exited(_) => WorkloadState::Exited,
         };
-        ContainerStatus { id: self.plan.id.clone(), state: state.into(), pid: self.pid(), exit: self.ended() }
+        ContainerStatus { id: self.plan.id.clone(), state: state.into(), pid: self.pid(), exit: self.exit() }
     }
 
     /// Exit of the container, if it has ended.
-    fn ended(&self) -> Option<ContainerExited> {
+    fn exit(&self) -> Option<ContainerExited> {
         let WorkloadPhase::Exited(exit) = self.workload.progress() else { return None };
         let termination_message = match &self.plan.termination_message {
             Some(_) => self.place.termination_message(),

@@ -36,21 +36,21 @@ pub(crate) fn prepare() {
 
 /// Waits for the disk and drops the kernel's cache of it, because the disk in a slot may have been swapped. Returns the device
 /// node.
-pub(crate) fn ready(device: &Path) -> Result<PathBuf, Error> {
-    settled(device, |node| {
+pub(crate) fn wait_for_disk(device: &Path) -> Result<PathBuf, Error> {
+    wait_for_device(device, |node| {
         let bytes = io::Seek::seek(&mut File::open(node)?, io::SeekFrom::End(0))?;
         if bytes == EMPTY_SLOT { Err(io::ErrorKind::NotFound.into()) } else { Ok(()) }
     })
 }
 
-/// Like [`ready`], for an image, which the host puts into its slot before it sends the request. The size of the device is not
-/// checked.
+/// Like [`wait_for_disk`], for an image, which the host puts into its slot before it sends the request. The size of the device
+/// is not checked.
 pub(crate) fn image(device: &Path) -> Result<PathBuf, Error> {
-    settled(device, |_| Ok(()))
+    wait_for_device(device, |_| Ok(()))
 }
 
 /// Waits for a disk; `is_there` fails with `NotFound` while it is absent.
-fn settled(device: &Path, is_there: impl Fn(&Path) -> io::Result<()>) -> Result<PathBuf, Error> {
+fn wait_for_device(device: &Path, is_there: impl Fn(&Path) -> io::Result<()>) -> Result<PathBuf, Error> {
     let since = Instant::now();
     let (node, file) = loop {
         let found = locate(device).and_then(|node| {
@@ -81,7 +81,7 @@ pub(crate) fn forget_blocks(node: &Path) -> Result<(), Error> {
 
 /// Like [`image`], but waits until no file system is mounted from the device. Another mount would show the disk that the slot
 /// had before, because the kernel has one superblock per device. An unmounted file system disappears after a moment.
-pub(crate) fn unused(device: &Path) -> Result<PathBuf, Error> {
+pub(crate) fn wait_until_unused(device: &Path) -> Result<PathBuf, Error> {
     let since = Instant::now();
     loop {
         let node = image(device)?;
@@ -163,6 +163,6 @@ mod tests {
     #[test]
     fn regular_file_is_refused_as_a_disk() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        assert!(matches!(ready(file.path()), Err(Error::Invalid(_))));
+        assert!(matches!(wait_for_disk(file.path()), Err(Error::Invalid(_))));
     }
 }

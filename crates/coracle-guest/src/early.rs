@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn reports_come_until_the_host_asks_for_http2() {
+    async fn reports_are_sent_until_the_http2_upgrade() {
         let agent = Agent::of_directory(Root::open(Path::new("/")).unwrap());
         let (mut host, mut io) = tokio::io::duplex(4096);
         let script = "read line; printf $line; exit 3";

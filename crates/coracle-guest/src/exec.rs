@@ -41,7 +41,7 @@ where
     let started = match process.container.as_str() {
         "" => {
             let (root, cgroup) = (agent.root()?, agent.join_workload()?);
-            process::starting(Thread::OfFiles, move || {
+            process::run_start(Thread::OfFiles, move || {
                 let running = process::start(&reaper, &root, &process, false, cgroup)?;
                 Ok(Started::of(running, reaper, None))
             })
@@ -49,7 +49,7 @@ where
         }
         id => {
             let Join { root, isolation, cgroup } = agent.containers.join(id)?;
-            process::starting(Thread::OfFiles, move || {
+            process::run_start(Thread::OfFiles, move || {
                 let running = process::start_isolated(&reaper, &root, &process, false, isolation)?;
                 Ok(Started::of(running, reaper, Some(cgroup)))
             })
@@ -58,7 +58,7 @@ where
     };
     match started {
         Ok(Started { running, group }) => Ok(TaskStream::new(|outbox, tasks| {
-            tasks.spawn(attend(running, group, input, outbox, limit));
+            tasks.spawn(serve_process(running, group, input, outbox, limit));
         })),
         Err(SpawnError::Request(error)) => Err(error),
         Err(SpawnError::Cannot(exit)) => Ok(TaskStream::new(|outbox, tasks| {
@@ -108,7 +108,7 @@ impl Drop for Group {
     }
 }
 
-async fn attend<S>(
+async fn serve_process<S>(
     running: Running,
     group: Group,
     input: S,
@@ -174,7 +174,7 @@ async fn pump(
         let read = tokio::select! {
             biased;
             read = pipe.read(&mut buffer) => read,
-            () = quiet(&mut over, QUIET) => return,
+            () = wait_for_silence(&mut over, QUIET) => return,
         };
         match read {
             Ok(n) if n > 0 => {
@@ -189,7 +189,7 @@ async fn pump(
 }
 
 /// Returns when the process has ended and `silence` has passed since this call.
-async fn quiet(over: &mut watch::Receiver<bool>, silence: Duration) {
+async fn wait_for_silence(over: &mut watch::Receiver<bool>, silence: Duration) {
     if over.wait_for(|over| *over).await.is_err() {
         std::future::pending::<()>().await;
     }

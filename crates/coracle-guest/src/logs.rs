@@ -181,7 +181,7 @@ mod tests {
     use futures_util::StreamExt;
 
     #[test]
-    fn reads_from_any_offset() {
+    fn ring_is_read_from_any_offset() {
         let mut ring = Ring::default();
         assert!(ring.read(0).is_none());
         ring.push(Stream::Stdout, b"hello", 1);
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_goes_and_the_gap_shows() {
+    fn full_ring_drops_oldest_output_and_keeps_offsets() {
         let mut ring = Ring::default();
         for n in 0..100u8 {
             ring.push(Stream::Stdout, &[n; 8192], 0);
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_received_fills_the_ring() {
+    fn unreceived_output_fills_the_ring_table() {
         let fill = |received, count: usize, bytes: usize| {
             let mut ring = Ring { received, ..Ring::default() };
             for _ in 0..count {

@@ -83,7 +83,7 @@ fn prepared() -> MutexGuard<'static, Option<Prepared>> {
 pub(crate) const PLAIN: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
 
 /// Mounts the agent's own file systems. Called once, before everything else; a failure causes an error later.
-pub(crate) fn at_boot() {
+pub(crate) fn mount_own() {
     for (kind, target, flags, data) in [
         ("devtmpfs", "/dev", MountFlags::NOSUID, c"mode=0755"),
         ("proc", "/proc", PLAIN, c""),
@@ -167,7 +167,7 @@ pub(crate) fn prepare_disk(disk: &Path, image: Option<&Path>, warm_up: Option<&P
     }
     prepare()?;
     let mut mounted = Mounted::default();
-    let device = disks::ready(disk)?;
+    let device = disks::wait_for_disk(disk)?;
     disks::stop_scheduler(&device);
     mounted.mount(&device, Path::new(OVERLAY), "ext4", MountFlags::NODEV, DISK_OPTIONS)?;
     let root_of = |image: &Path, places| {
@@ -195,7 +195,7 @@ pub(crate) fn prepare_disk(disk: &Path, image: Option<&Path>, warm_up: Option<&P
 /// name is looked up in the image: directories of the overlay hide those in which it has the base mounts.
 fn prepare_root(image: &Path, places: &Places) -> Result<(), Error> {
     let mut mounted = Mounted::default();
-    let device = disks::unused(image)?;
+    let device = disks::wait_until_unused(image)?;
     disks::stop_scheduler(&device);
     make_dir(Path::new(places.image))?;
     mounted.mount(&device, Path::new(places.image), "erofs", MountFlags::RDONLY | MountFlags::NODEV, c"")?;
@@ -278,7 +278,7 @@ pub(crate) fn vacate(device: &Path) -> Result<(), Error> {
         return Ok(());
     }
     drop(OF_WARM_UP.mounted());
-    disks::unused(device).map(drop)
+    disks::wait_until_unused(device).map(drop)
 }
 
 /// Removes the overlay's internal work directory, which the next mount would otherwise have to remove.
@@ -298,7 +298,7 @@ pub(crate) fn has_prepared_root() -> bool {
 }
 
 /// Names at the top of the overlay's upper directory.
-pub(crate) fn in_upper() -> io::Result<HashSet<OsString>> {
+pub(crate) fn upper_entries() -> io::Result<HashSet<OsString>> {
     std::fs::read_dir(Path::new(OVERLAY).join(UPPER))?.map(|entry| Ok(entry?.file_name())).collect()
 }
 
@@ -410,7 +410,7 @@ pub(crate) fn mount_own_disk(disk: &Path, mounted: &mut Mounted) -> Result<(), E
     if prepared().as_ref().is_some_and(|prepared| prepared.disk == disk) {
         return Ok(());
     }
-    mounted.mount(&disks::ready(disk)?, Path::new(OVERLAY), "ext4", MountFlags::NODEV, DISK_OPTIONS)
+    mounted.mount(&disks::wait_for_disk(disk)?, Path::new(OVERLAY), "ext4", MountFlags::NODEV, DISK_OPTIONS)
 }
 
 /// Removes `/etc` of a fresh disk, and that of the identity, where they would hide that of the image: an overlay shows owner and
@@ -475,7 +475,7 @@ impl Mounted {
         let path = Path::new(target);
         let place =
             root.ensure_dir(path, mode).map_err(Error::io(format!("make {target} in the container")))?;
-        rustix::mount::mount(kind, handle(&place), kind, flags, data)
+        rustix::mount::mount(kind, fd_path(&place), kind, flags, data)
             .map_err(Error::io(format!("mount {kind} on {target} in the container")))?;
         self.push(root, path)
     }
@@ -484,7 +484,7 @@ impl Mounted {
     pub(crate) fn push(&mut self, root: &Root, target: &Path) -> Result<OwnedFd, Error> {
         let failed = || format!("find {} in the container", target.display());
         let top = root.resolve(target, OFlags::PATH).map_err(Error::io(failed()))?;
-        self.0.push(std::fs::read_link(handle(&top)).map_err(Error::io(failed()))?);
+        self.0.push(std::fs::read_link(fd_path(&top)).map_err(Error::io(failed()))?);
         Ok(top)
     }
 
@@ -509,7 +509,7 @@ pub(crate) fn attach(mount: impl AsFd, at: impl AsFd) -> io::Result<()> {
 }
 
 /// Path of an open directory, for calls that take no descriptors.
-pub(crate) fn handle(dir: &impl AsRawFd) -> PathBuf {
+pub(crate) fn fd_path(dir: &impl AsRawFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd()))
 }
 

@@ -125,7 +125,7 @@ impl Link {
         let (mac, address) = (wire.mac.as_str(), wire.address.as_str());
         let octets: Vec<u8> =
             mac.split(':').filter(|o| o.len() == 2).filter_map(|o| u8::from_str_radix(o, 16).ok()).collect();
-        let mac: [u8; 6] = octets.try_into().map_err(|_| bad("MAC address", mac))?;
+        let mac: [u8; 6] = octets.try_into().map_err(|_| invalid("MAC address", mac))?;
         let [first, ..] = mac;
         if first & 1 == 1 || mac == [0; 6] {
             return Err(Error::invalid("invalid MAC address: not unicast"));
@@ -145,13 +145,13 @@ impl Link {
         Ok(Self { mac, address, prefix, gateway: router(&wire.gateway)?, mtu, routes, ipv6 })
     }
 
-    fn holds(&self, other: Ipv4Addr) -> bool {
+    fn contains(&self, other: Ipv4Addr) -> bool {
         let mask = mask(self.prefix);
         self.address & mask == other & mask
     }
 }
 
-fn bad(what: &str, text: &str) -> Error {
+fn invalid(what: &str, text: &str) -> Error {
     Error::invalid(format!("{what} {text:?}"))
 }
 
@@ -160,14 +160,14 @@ fn mask(prefix: u8) -> Ipv4Addr {
 }
 
 fn with_prefix<A: FromStr>(text: &str, family: &str, max: u8) -> Result<(A, u8), Error> {
-    let (ip, prefix) = text.split_once('/').ok_or_else(|| bad("address without a prefix", text))?;
+    let (ip, prefix) = text.split_once('/').ok_or_else(|| invalid("address without a prefix", text))?;
     let prefix =
-        prefix.parse().ok().filter(|p| (1..=max).contains(p)).ok_or_else(|| bad("prefix of", text))?;
-    Ok((ip.parse().map_err(|_| bad(&format!("{family} address"), text))?, prefix))
+        prefix.parse().ok().filter(|p| (1..=max).contains(p)).ok_or_else(|| invalid("prefix of", text))?;
+    Ok((ip.parse().map_err(|_| invalid(&format!("{family} address"), text))?, prefix))
 }
 
 fn router<A: FromStr>(text: &str) -> Result<Option<A>, Error> {
-    let parsed = (!text.is_empty()).then(|| text.parse().map_err(|_| bad("gateway", text)));
+    let parsed = (!text.is_empty()).then(|| text.parse().map_err(|_| invalid("gateway", text)));
     parsed.transpose()
 }
 
@@ -256,7 +256,7 @@ pub(crate) fn announce() {
 /// Undoes [`apply`]: the link is as it was prepared.
 pub(crate) fn forget() -> Result<(), Error> {
     let Prepared { net, link: Some(link) } = prepared()? else { return Ok(()) };
-    let (name, none) = (&link.name, padded(socket_address(Ipv4Addr::UNSPECIFIED)));
+    let (name, none) = (&link.name, pad(socket_address(Ipv4Addr::UNSPECIFIED)));
     let undone = ipv6::replace(name, None)
         .and_then(|_| net.set_mtu(name, link.mtu))
         .and_then(|()| net.request(SIOCSIFADDR, name, none))
@@ -419,8 +419,8 @@ impl Net {
     }
 
     fn set_address(&self, name: &str, link: &Link) -> io::Result<()> {
-        self.request(SIOCSIFADDR, name, padded(socket_address(link.address)))?;
-        self.request(SIOCSIFNETMASK, name, padded(socket_address(mask(link.prefix)))).map(drop)
+        self.request(SIOCSIFADDR, name, pad(socket_address(link.address)))?;
+        self.request(SIOCSIFNETMASK, name, pad(socket_address(mask(link.prefix)))).map(drop)
     }
 
     fn remove_default_routes(&self) {
@@ -444,7 +444,7 @@ impl Net {
     fn route(&self, name: &str, link: &Link, hop: &Hop) -> io::Result<()> {
         let by = hop.by.or(link.gateway);
         if let Some(by) = by
-            && !link.holds(by)
+            && !link.contains(by)
         {
             let router = Route { flags: RTF_UP | RTF_HOST, ..on_link(by, 32) };
             self.add_route(name, &router)?;
@@ -497,7 +497,7 @@ fn socket_address(ip: Ipv4Addr) -> [u8; 16] {
     [f0, f1, 0, 0, a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0]
 }
 
-fn padded(address: [u8; 16]) -> IfValue {
+fn pad(address: [u8; 16]) -> IfValue {
     let mut value = [0; 24];
     value.iter_mut().zip(address).for_each(|(to, from)| *to = from);
     value
@@ -567,8 +567,8 @@ mod tests {
         assert_eq!(mask(24), Ipv4Addr::new(255, 255, 255, 0));
         assert_eq!((mask(32), mask(0)), (Ipv4Addr::BROADCAST, Ipv4Addr::UNSPECIFIED));
         assert!(
-            link("10.1.2.3/24").holds("10.1.2.1".parse().unwrap())
-                && !link("10.1.2.3/32").holds("10.1.2.1".parse().unwrap())
+            link("10.1.2.3/24").contains("10.1.2.1".parse().unwrap())
+                && !link("10.1.2.3/32").contains("10.1.2.1".parse().unwrap())
         );
     }
 

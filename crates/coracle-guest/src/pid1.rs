@@ -28,12 +28,12 @@ const PAUSE: Duration = Duration::from_millis(10);
 
 /// Boots the guest, serves until a shutdown is requested, and powers off.
 pub fn run() {
-    mounts::at_boot();
+    mounts::mount_own();
     console::open();
     if let Some(fault) = coracle_procfs::timer::fault() {
         // The host starts the VM again.
         say!("{fault}: going off");
-        return shutdown::end();
+        return shutdown::end_vm();
     }
     modules::load();
     if let Err(e) = std::fs::write(RCU_EXPEDITED, "1") {
@@ -74,16 +74,16 @@ pub(crate) fn serve(agent: &Arc<Agent>) -> io::Result<()> {
         .thread_keep_alive(KEEP)
         .build()?;
     runtime.block_on(async {
-        threads_in_advance().await;
+        start_threads().await;
         let off = async {
-            shutdown::requested(agent).await;
+            shutdown::await_shutdown(agent).await;
             agent.unmount_idle_volumes().await; // while the host still serves its directories
             agent.close();
             std::future::pending::<()>().await;
         };
         tokio::select! {
             result = agent.reap() => result,
-            () = sessions(agent) => Ok(()),
+            () = serve_sessions(agent) => Ok(()),
             () = off => Ok(()),
         }
     })?;
@@ -95,7 +95,7 @@ pub(crate) fn serve(agent: &Arc<Agent>) -> io::Result<()> {
 /// Starts threads for file operations in advance. One at least: when a fork bomb uses up all processes, file operations wait for
 /// it instead of panicking. The second one takes an operation that follows another at once, whose thread is not idle yet: a
 /// clone would start a thread for it, a tenth of what its guest does.
-async fn threads_in_advance() {
+async fn start_threads() {
     const THREADS: usize = 2;
     let all_run = Arc::new(Barrier::new(THREADS));
     let threads = [(); THREADS].map(|()| {
@@ -136,10 +136,10 @@ impl HostChannel {
 }
 
 /// Serves one session after the other, until the shutdown.
-async fn sessions(agent: &Arc<Agent>) {
+async fn serve_sessions(agent: &Arc<Agent>) {
     let host_channel = HostChannel::detect();
     let mut number = 0u64;
-    while !agent.closing() {
+    while !agent.is_closing() {
         number = number.saturating_add(1);
         let session = async { session::serve_port(host_channel.open().await?, number, agent).await };
         let waiting = async {

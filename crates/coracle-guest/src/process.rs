@@ -129,7 +129,7 @@ impl Isolation for Chroot {
 ///
 /// # Errors
 /// When the work panicked.
-pub(crate) async fn starting<T: Send + 'static>(
+pub(crate) async fn run_start<T: Send + 'static>(
     thread: Thread,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Error> {
@@ -169,14 +169,14 @@ pub(crate) fn start_isolated(
     let pid_namespace = isolation.pid_namespace();
     let user = isolation.ids().map_or(Some(launch.identity.uid), |ids| ids.outside(launch.identity.uid));
     let unknown =
-        || refused(NOT_EXECUTABLE, format!("the user namespace has no user {}", launch.identity.uid));
+        || start_failure(NOT_EXECUTABLE, format!("the user namespace has no user {}", launch.identity.uid));
     let streams = Streams {
         user: Uid::from_raw(user.ok_or_else(unknown)?),
         group: isolation.ids().and_then(|ids| ids.outside(TERMINALS)).map(Gid::from_raw),
         has_stdin: process.stdin,
         terminal: terminal.as_ref().map(|t| t.name.clone()),
     };
-    let program = launch.program(isolation, streams).map_err(|e| cannot(&launch.argv0, &e))?;
+    let program = launch.program(isolation, streams).map_err(|e| exec_failure(&launch.argv0, &e))?;
     let (io, streams) = match terminal {
         Some(terminal) => terminal.split(process.stdin),
         None => pipes(process.stdin),
@@ -186,7 +186,7 @@ pub(crate) fn start_isolated(
         None => reaper.spawn(&program, streams),
         Some(namespace) => spawn_in(namespace, reaper, &program, streams),
     };
-    let spawned = spawned.map_err(|e| cannot(&launch.argv0, &e))?;
+    let spawned = spawned.map_err(|e| exec_failure(&launch.argv0, &e))?;
     Ok(Running { pid: spawned.pid, exit: spawned.exit, io })
 }
 
@@ -227,12 +227,12 @@ fn spawn_in(
     })
 }
 
-fn cannot(program: &str, e: &io::Error) -> SpawnError {
+fn exec_failure(program: &str, e: &io::Error) -> SpawnError {
     let code = if e.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE };
-    refused(code, format!("{program}: {e}"))
+    start_failure(code, format!("{program}: {e}"))
 }
 
-fn refused(code: i32, error: String) -> SpawnError {
+fn start_failure(code: i32, error: String) -> SpawnError {
     SpawnError::Cannot(Exit { code, signal: 0, error })
 }
 
@@ -302,7 +302,7 @@ impl Launch {
         } else {
             root.dir(Path::new(cwd))
         };
-        opened.map_err(|e| refused(NOT_EXECUTABLE, format!("working directory {cwd}: {e}")))?;
+        opened.map_err(|e| start_failure(NOT_EXECUTABLE, format!("working directory {cwd}: {e}")))?;
         let program = find(root, &argv0, cwd, search_path(&env))?;
         let cwd = CString::new(cwd).map_err(|_| Error::invalid("working directory contains a NUL byte"))?;
         Ok(Self { program, argv0, args, env, cwd, identity })
@@ -346,7 +346,7 @@ pub(crate) fn identity(root: &Root, process: &Process) -> Result<ProcessUser, Sp
         WirePolicy::Strict => GroupsPolicy::Strict,
     };
     let wanted = (process.user.as_str(), policy, process.groups.as_slice());
-    users::resolve_with_groups(wanted, &passwd, &group).map_err(|e| refused(NOT_EXECUTABLE, e))
+    users::resolve_with_groups(wanted, &passwd, &group).map_err(|e| start_failure(NOT_EXECUTABLE, e))
 }
 
 fn arguments(process: &Process) -> Result<(String, Vec<String>), Error> {
@@ -408,9 +408,9 @@ fn find(root: &Root, argv0: &str, cwd: &str, search: &str) -> Result<PathBuf, Sp
     }
     let shown = OsString::from(argv0);
     Err(if forbidden {
-        refused(NOT_EXECUTABLE, format!("{}: not executable", shown.display()))
+        start_failure(NOT_EXECUTABLE, format!("{}: not executable", shown.display()))
     } else {
-        refused(NOT_FOUND, format!("{}: not found", shown.display()))
+        start_failure(NOT_FOUND, format!("{}: not found", shown.display()))
     })
 }
 

@@ -18,10 +18,10 @@ impl Before {
     ///
     /// # Errors
     /// When the disk cannot be read.
-    pub(crate) fn look() -> Result<Self, Error> {
+    pub(crate) fn capture() -> Result<Self, Error> {
         Ok(Self {
             hostname: rustix::system::uname().nodename().to_bytes().to_owned(),
-            upper: mounts::in_upper().map_err(Error::io("list the disk"))?,
+            upper: mounts::upper_entries().map_err(Error::io("list the disk"))?,
         })
     }
 

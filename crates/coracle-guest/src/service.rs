@@ -187,7 +187,7 @@ impl Guest for Agent {
         let (containers, reaper) = (Arc::clone(&self.containers), Arc::clone(&self.reaper));
         let id = request.into_inner().id;
         let (pid, exit) =
-            process::starting(Thread::OfFiles, move || containers.start(&id, &reaper)).await??;
+            process::run_start(Thread::OfFiles, move || containers.start(&id, &reaper)).await??;
         Ok(Response::new(StartContainerResponse { pid, exit: exit.map(exit_status) }))
     }
 

@@ -35,7 +35,7 @@ const CLOSING: Duration = Duration::from_millis(300);
 /// # Errors
 /// When the port cannot be watched.
 pub async fn serve_port(fd: OwnedFd, number: u64, agent: &Arc<Agent>) -> io::Result<()> {
-    let _kept = channel::host_present(&fd).await?;
+    let _kept = channel::wait_for_host(&fd).await?;
     let mut port = Port::new(fd)?;
     if port.write_all(&channel::hello(number)).await.is_ok() {
         let first = tokio::select! {
@@ -52,7 +52,7 @@ pub async fn serve_port(fd: OwnedFd, number: u64, agent: &Arc<Agent>) -> io::Res
             Err(e) => say!("session {number}: {e}"),
         }
     }
-    if !agent.closing() {
+    if !agent.is_closing() {
         port.discard_until_hang_up().await;
     }
     Ok(())

@@ -20,7 +20,7 @@ const LAST_WORDS: Duration = Duration::from_millis(500);
 const REAP: Duration = Duration::from_secs(1);
 
 /// Waits for a Shutdown, then ends the workload: SIGTERM, the grace, SIGKILL.
-pub(crate) async fn requested(agent: &Agent) {
+pub(crate) async fn await_shutdown(agent: &Agent) {
     let mut wanted = agent.shutdown.subscribe();
     let grace = match wanted.wait_for(Option::is_some).await.map(|r| r.map_or(0, |r| r.grace_ms)) {
         Ok(grace_ms) => Duration::from_millis(grace_ms.into()).min(GRACE_MAX),
@@ -30,9 +30,9 @@ pub(crate) async fn requested(agent: &Agent) {
     agent.containers.stop_all(grace, &agent.reaper).await;
     if matches!(agent.workload.progress(), WorkloadPhase::Running(_)) {
         agent.workload.signal(&agent.reaper, Signal::TERM);
-        if tokio::time::timeout(grace, agent.workload.exited()).await.is_err() {
+        if tokio::time::timeout(grace, agent.workload.wait_exit()).await.is_err() {
             agent.workload.signal(&agent.reaper, Signal::KILL);
-            let _ = tokio::time::timeout(REAP, agent.workload.exited()).await;
+            let _ = tokio::time::timeout(REAP, agent.workload.wait_exit()).await;
         }
         // The sessions are closed next.
         tokio::time::sleep(LAST_WORDS).await;
@@ -55,17 +55,17 @@ pub(crate) fn power_off(agent: &Agent) {
     mounts::unmount_all();
     rustix::fs::sync();
     say!("going off");
-    end();
+    end_vm();
 }
 
 /// Powers off at once.
-pub(crate) fn end() {
+pub(crate) fn end_vm() {
     let command = std::fs::read_to_string("/proc/cmdline").unwrap_or_default();
-    let _ = rustix::system::reboot(end_of(&command));
+    let _ = rustix::system::reboot(end_command(&command));
 }
 
 /// Command that ends the VMM: a reboot for a VMM with `-no-reboot`, else a power-off.
-fn end_of(command_line: &str) -> RebootCommand {
+fn end_command(command_line: &str) -> RebootCommand {
     let wants_off = command_line.split_ascii_whitespace().any(|word| word == "coracle.end=poweroff");
     if wants_off { RebootCommand::PowerOff } else { RebootCommand::Restart }
 }
@@ -82,7 +82,7 @@ mod tests {
             ("coracle.end=poweroffs", RebootCommand::Restart),
             ("", RebootCommand::Restart),
         ] {
-            assert_eq!(end_of(line), want, "{line}");
+            assert_eq!(end_command(line), want, "{line}");
         }
     }
 }

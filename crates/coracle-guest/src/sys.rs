@@ -303,14 +303,14 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_route_is_an_error_and_not_a_crash() {
+    fn invalid_route_is_an_error_and_not_a_crash() {
         let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         let bad = Route { destination: [0xff; 16], gateway: [0; 16], mask: [0; 16], flags: 1 };
         assert!(route(socket.as_fd(), 0x890b, &bad, None).is_err());
     }
 
     #[test]
-    fn a_file_is_no_block_device() {
+    fn block_cache_flush_of_a_regular_file_fails() {
         let file = tempfile::tempfile().unwrap();
         assert!(flush_block_cache(file.as_fd()).is_err());
     }

@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 
 use crate::error::Error;
-use crate::mounts::{device, handle, vacate};
+use crate::mounts::{device, fd_path, vacate};
 use crate::rootfs::{PATH_MAX, Root};
 use crate::shared_dir::SharedDir;
 use crate::{disks, rootfs};
@@ -129,7 +129,7 @@ impl Volumes {
         if let Kind::Block { device } = &there.plan.kind {
             let (dir, leaf) = root.parent(&there.plan.target).map_err(Error::io(format!("find {target}")))?;
             rootfs::remove(dir.as_fd(), &leaf).map_err(Error::io(format!("remove {target}")))?;
-            disks::ready(device)?;
+            disks::wait_for_disk(device)?;
         } else {
             match rustix::mount::unmount(&there.place, UnmountFlags::NOFOLLOW) {
                 Ok(()) => {}
@@ -194,7 +194,7 @@ pub(crate) fn tmpfs_options(tmpfs: &TmpfsSource) -> CString {
 
 fn mount_disk(root: &Root, plan: &Plan, device: &Path, filesystem: &str) -> Result<PathBuf, Error> {
     vacate(device)?;
-    let node = disks::ready(device)?;
+    let node = disks::wait_for_disk(device)?;
     mount_at(root, plan, &node, filesystem, c"".to_owned())
 }
 
@@ -215,10 +215,10 @@ fn mount_at(root: &Root, plan: &Plan, source: &Path, kind: &str, data: CString) 
     let dir = root
         .ensure_dir(&plan.target, Mode::from_raw_mode(0o755))
         .map_err(Error::io(format!("make {target} in the container")))?;
-    let place = std::fs::read_link(handle(&dir)).map_err(Error::io(format!("find {target}")))?;
+    let place = std::fs::read_link(fd_path(&dir)).map_err(Error::io(format!("find {target}")))?;
     let mut flags = MountFlags::NODEV | MountFlags::NOSUID;
     flags.set(MountFlags::RDONLY, plan.read_only || kind == "erofs");
-    rustix::mount::mount(source, handle(&dir), kind, flags, data.as_c_str())
+    rustix::mount::mount(source, fd_path(&dir), kind, flags, data.as_c_str())
         .map_err(|e| Error::io(format!("mount volume {} ({kind}) on {target}", plan.name))(e))?;
     Ok(place)
 }
@@ -228,7 +228,7 @@ fn give_device(root: &Root, plan: &Plan, device: &Path) -> Result<PathBuf, Error
     let target = plan.target.display();
     let failed = |what: &str| Error::io(format!("{what} {target} in the container"));
     vacate(device)?;
-    let node = disks::ready(device)?;
+    let node = disks::wait_for_disk(device)?;
     let number = std::fs::metadata(&node).map_err(Error::io(format!("inspect {}", node.display())))?.rdev();
     let parent = plan.target.parent().unwrap_or(Path::new("/"));
     root.ensure_dir(parent, Mode::from_raw_mode(0o755)).map_err(failed("make the parent directory of"))?;

@@ -168,7 +168,7 @@ impl Workload {
                 self.progress.send_replace(WorkloadPhase::Running(running.pid));
                 let this = Arc::clone(self);
                 let output = self.split(running.io);
-                keeper.spawn(async move { this.keep(output, running.exit).await });
+                keeper.spawn(async move { this.drain_output(output, running.exit).await });
                 Ok(number(running.pid))
             }
             Err(SpawnError::Cannot(exit)) => {
@@ -195,7 +195,7 @@ impl Workload {
     }
 
     /// Waits until the workload has started, or could not start. Cancel-safe.
-    pub(crate) async fn begun(&self) -> WorkloadPhase {
+    pub(crate) async fn wait_begun(&self) -> WorkloadPhase {
         let mut progress = self.progress.subscribe();
         if progress.wait_for(|phase| *phase != WorkloadPhase::NotStarted).await.is_err() {
             std::future::pending::<()>().await; // the sender lives in `self`
@@ -204,7 +204,7 @@ impl Workload {
     }
 
     /// Waits for the exit. Cancel-safe.
-    pub(crate) async fn exited(&self) -> Exit {
+    pub(crate) async fn wait_exit(&self) -> Exit {
         let mut progress = self.progress.subscribe();
         loop {
             if let WorkloadPhase::Exited(exit) = &*progress.borrow_and_update() {
@@ -243,7 +243,7 @@ impl Workload {
     }
 
     /// Reads the output to the end, whether or not the logs are read.
-    async fn keep(&self, output: Output, exit: oneshot::Receiver<Exit>) {
+    async fn drain_output(&self, output: Output, exit: oneshot::Receiver<Exit>) {
         let (gone, over) = watch::channel(false);
         let exit = async {
             let exit =

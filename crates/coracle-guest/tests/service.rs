@@ -68,7 +68,7 @@ macro_rules! bench {
 }
 
 #[tokio::test]
-async fn the_workload_runs_once_and_is_remembered() -> Result<()> {
+async fn workload_runs_once_and_keeps_its_status_and_logs() -> Result<()> {
     let mut b = bench!();
     let script = "echo one; echo two >&2; read x; echo never; exit 5";
     let start = StartWorkloadRequest { process: Some(sh(script)) };
@@ -97,7 +97,7 @@ async fn the_workload_runs_once_and_is_remembered() -> Result<()> {
 }
 
 #[tokio::test]
-async fn flood_of_output_blocks_no_session_and_shows_its_gap() -> Result<()> {
+async fn unread_output_is_trimmed_and_does_not_block_the_workload() -> Result<()> {
     let mut b = bench!();
     let flood = "dd if=/dev/zero bs=64k count=160 2>/dev/null; echo end";
     b.client.start_workload(StartWorkloadRequest { process: Some(sh(flood)) }).await?;
@@ -115,7 +115,7 @@ async fn flood_of_output_blocks_no_session_and_shows_its_gap() -> Result<()> {
 }
 
 #[tokio::test]
-async fn descendants_cannot_hold_the_end_back() -> Result<()> {
+async fn background_children_do_not_delay_the_end_of_output() -> Result<()> {
     let mut b = bench!();
     let since = Instant::now();
     b.client.start_workload(StartWorkloadRequest { process: Some(sh("sleep 5 & echo x")) }).await?;
@@ -127,7 +127,7 @@ async fn descendants_cannot_hold_the_end_back() -> Result<()> {
     ensure!(got.text() == "y\n" && since.elapsed() < Duration::from_secs(3));
     // Output that continues is waited for. On a busy host a line may be later than the limit.
     let times = tempfile::NamedTempFile::new()?;
-    let got = exec(&mut b.client, sh(&printing(times.path())), vec![]).await?.text();
+    let got = exec(&mut b.client, sh(&print_command(times.path())), vec![]).await?.text();
     let printed = eventually("it has printed all", async || {
         let text = std::fs::read_to_string(times.path()).unwrap();
         let printed: Vec<(f64, f64)> = text.lines().filter_map(span).collect();
@@ -145,7 +145,7 @@ async fn descendants_cannot_hold_the_end_back() -> Result<()> {
 
 /// Command that prints the uptime and ends; its child prints it six times more, every 20 ms. The file gets the uptime before
 /// and after each line.
-fn printing(times: &Path) -> String {
+fn print_command(times: &Path) -> String {
     let line = format!(
         "t() {{ read t rest < /proc/uptime; }}; line() {{ t; b=$t; echo $b; t; echo $b $t >> {}; }}",
         times.display()
@@ -160,7 +160,7 @@ fn span(line: &str) -> Option<(f64, f64)> {
 }
 
 #[tokio::test]
-async fn an_exec_ends_with_its_client() -> Result<()> {
+async fn exec_ends_when_the_client_disconnects() -> Result<()> {
     let mut b = bench!();
     let mark = format!("86{}", std::process::id());
     let alive = || -> bool {
@@ -191,7 +191,7 @@ async fn an_exec_ends_with_its_client() -> Result<()> {
 }
 
 #[tokio::test]
-async fn thirty_execs_at_once() -> Result<()> {
+async fn concurrent_execs_keep_output_and_exit_codes_apart() -> Result<()> {
     let b = bench!();
     let mut all = JoinSet::new();
     for n in 0..30 {
@@ -215,7 +215,7 @@ async fn thirty_execs_at_once() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_terminal_has_a_size_and_an_end() -> Result<()> {
+async fn exec_tty_is_resized_and_reads_input() -> Result<()> {
     let mut b = bench!();
     let tty = Process {
         tty: true,
@@ -235,7 +235,7 @@ async fn a_terminal_has_a_size_and_an_end() -> Result<()> {
 }
 
 #[tokio::test]
-async fn files_go_in_and_come_back() -> Result<()> {
+async fn copy_out_then_copy_in_preserves_files() -> Result<()> {
     let mut b = bench!();
     let dir = tempfile::tempdir()?;
     std::fs::create_dir(dir.path().join("src"))?;
@@ -259,7 +259,7 @@ async fn files_go_in_and_come_back() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_port_is_carried_both_ways_with_half_close() -> Result<()> {
+async fn port_forward_half_closes_and_reports_a_closed_port() -> Result<()> {
     let mut b = bench!();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
     let port = u32::from(listener.local_addr()?.port());
@@ -292,7 +292,7 @@ async fn a_port_is_carried_both_ways_with_half_close() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_makes_no_sense_is_refused_and_harms_nothing() -> Result<()> {
+async fn invalid_requests_are_refused_and_agent_stays_usable() -> Result<()> {
     let mut b = bench!();
     let long = "x".repeat(5000);
     for (why, process) in [
@@ -352,7 +352,7 @@ async fn what_makes_no_sense_is_refused_and_harms_nothing() -> Result<()> {
 }
 
 /// Serves a port on a socket pair, and returns its host side after the hello of session 7.
-async fn greeted(tasks: &mut JoinSet<()>) -> Result<tokio::net::UnixStream> {
+async fn open_session(tasks: &mut JoinSet<()>) -> Result<tokio::net::UnixStream> {
     let agent = Agent::of_directory(Root::open(Path::new("/"))?);
     let (ours, theirs) = UnixStream::pair()?;
     ours.set_nonblocking(true)?;
@@ -384,7 +384,7 @@ async fn session_continues_after_a_refused_start_request() -> Result<()> {
         ("not the agent's machine", frame(&complete), Code::FailedPrecondition),
     ] {
         let mut tasks = JoinSet::new();
-        let mut host = greeted(&mut tasks).await?;
+        let mut host = open_session(&mut tasks).await?;
         host.write_all(&[&START_MAGIC[..], &request].concat()).await?;
         let response = start_response(&mut host).await.context(why)?;
         ensure!(
@@ -398,9 +398,9 @@ async fn session_continues_after_a_refused_start_request() -> Result<()> {
 }
 
 #[tokio::test]
-async fn start_request_without_bounds_ends_the_session() -> Result<()> {
+async fn oversized_start_request_ends_the_session() -> Result<()> {
     let mut tasks = JoinSet::new();
-    let mut host = greeted(&mut tasks).await?;
+    let mut host = open_session(&mut tasks).await?;
     host.write_all(&[&START_MAGIC[..], &[0xff; 4]].concat()).await?;
     // Far more than the sockets buffer: the agent discards it.
     for _ in 0..1000 {
@@ -416,7 +416,7 @@ async fn start_request_without_bounds_ends_the_session() -> Result<()> {
 #[tokio::test]
 async fn port_sends_hello_and_discards_garbage_until_hangup() -> Result<()> {
     let mut tasks = JoinSet::new();
-    let mut host = greeted(&mut tasks).await?;
+    let mut host = open_session(&mut tasks).await?;
     // Far more than the sockets buffer: the last byte is written when the agent has read most of it.
     for _ in 0..1000 {
         host.write_all(&[b'!'; 4096]).await?;

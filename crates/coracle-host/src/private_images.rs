@@ -68,8 +68,8 @@ impl PrivateImages {
     }
 
     /// Whether a use with these credentials needs a decision: the repository is private, or becomes private.
-    pub(crate) fn concerns(&self, reference: &Reference, credentials: &Credentials) -> bool {
-        of_caller(credentials) || self.known.lock().repositories.contains(&repository(reference))
+    pub(crate) fn needs_decision(&self, reference: &Reference, credentials: &Credentials) -> bool {
+        is_from_caller(credentials) || self.known.lock().repositories.contains(&repository(reference))
     }
 
     /// Decides on a use. A pull with credentials of the caller is recorded first.
@@ -83,7 +83,7 @@ impl PrivateImages {
             (known.decide(&repository, wanted), known.repositories.contains(&repository))
         };
         let fetches = !wanted.is_here || wanted.policy == PullPolicy::Always;
-        if fetches && of_caller(wanted.credentials) && !is_noted {
+        if fetches && is_from_caller(wanted.credentials) && !is_noted {
             self.change(move |repositories| repositories.insert(repository)).await?;
         }
         Ok(decision)
@@ -93,14 +93,14 @@ impl PrivateImages {
     ///
     /// # Errors
     /// When the repository cannot be removed from the file: the registry is asked again.
-    pub(crate) async fn accepted(self: &Arc<Self>, wanted: Use<'_>) -> io::Result<()> {
+    pub(crate) async fn record_accepted(self: &Arc<Self>, wanted: Use<'_>) -> io::Result<()> {
         let repository = repository(wanted.reference);
         {
             let mut known = self.known.lock();
             if !known.repositories.contains(&repository) {
                 return Ok(());
             }
-            if of_caller(wanted.credentials) {
+            if is_from_caller(wanted.credentials) {
                 if known.accepted.len() >= ACCEPTED_MAX {
                     known.accepted.clear();
                 }
@@ -149,7 +149,7 @@ fn repository(reference: &Reference) -> String {
 }
 
 /// Whether the credentials are from a caller: neither those of the node nor empty.
-fn of_caller(credentials: &Credentials) -> bool {
+fn is_from_caller(credentials: &Credentials) -> bool {
     !matches!(credentials, Credentials::Docker { .. } | Credentials::Anonymous)
 }
 
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn image_of_a_secret_is_used_by_those_whom_the_registry_accepts() {
+    async fn secret_pulled_image_requires_accepted_credentials() {
         let dir = tempfile::tempdir().unwrap();
         let images = PrivateImages::open(dir.path()).unwrap();
         let reference: Reference = "registry.example/team/app:1".parse().unwrap();
@@ -183,13 +183,13 @@ mod tests {
             Allow,
             "no secret brought it"
         );
-        assert!(!images.concerns(&reference, &own) && images.concerns(&reference, &right));
+        assert!(!images.needs_decision(&reference, &own) && images.needs_decision(&reference, &right));
         assert_eq!(
             images.begin(cluster(&right, IfNotPresent, false)).await.unwrap(),
             Allow,
             "a fetch asks anyway"
         );
-        images.accepted(cluster(&right, IfNotPresent, false)).await.unwrap();
+        images.record_accepted(cluster(&right, IfNotPresent, false)).await.unwrap();
         for (why, credentials, policy, want) in [
             ("whose fetch it was", &right, IfNotPresent, Allow),
             ("whose fetch it was", &right, Never, Allow),
@@ -209,7 +209,7 @@ mod tests {
 
         let again = PrivateImages::open(dir.path()).unwrap();
         assert_eq!(again.begin(cluster(&right, IfNotPresent, true)).await.unwrap(), Ask, "after a restart");
-        again.accepted(cluster(&own, IfNotPresent, true)).await.unwrap();
+        again.record_accepted(cluster(&own, IfNotPresent, true)).await.unwrap();
         assert_eq!(again.begin(cluster(&wrong, Never, true)).await.unwrap(), Allow, "the node may pull it");
     }
 

@@ -129,7 +129,7 @@ impl Temporary {
     }
 
     /// Schedules the next check of a VM after another grace period.
-    fn later(&self, id: &VmId) {
+    fn postpone(&self, id: &VmId) {
         if let Some(entry) = self.vms().get_mut(id) {
             entry.free_since = Instant::now();
         }
@@ -152,7 +152,7 @@ pub(crate) async fn serve(
             },
             Step::Check(id, when) => match remove(&id, when).await {
                 true => temporary.forget(&id),
-                false => temporary.later(&id),
+                false => temporary.postpone(&id),
             },
         }
     }

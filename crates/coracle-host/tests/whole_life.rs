@@ -11,16 +11,16 @@ use coracle_host::{Host, RestoreSpec};
 use coracle_testkit::leaks::{Inventory, open_files};
 use coracle_testkit::netns;
 use coracle_types::VmState;
-use support::{Node, counted, counter, until_counted, vmms};
+use support::{Node, counter, last_number, vmms, wait_until_counted};
 
 /// create → boot → pause → resume → snapshot → kill → restore → graceful stop → delete.
 async fn whole_life(host: &Host, node: &Node) {
     let web = counter(host, "web").await;
-    until_counted(host, "web", 3).await;
+    wait_until_counted(host, "web", 3).await;
     assert_eq!(host.pause("web", None).await.unwrap().state, VmState::Paused);
     assert_eq!(host.resume("web", None).await.unwrap().state, VmState::Running);
     host.save_snapshot("web", Some("life".parse().unwrap())).await.unwrap();
-    let before = counted(host, "web").await;
+    let before = last_number(host, "web").await;
 
     let vmm = rustix::process::Pid::from_raw(web.process.unwrap().pid.cast_signed()).unwrap();
     rustix::process::kill_process(vmm, rustix::process::Signal::KILL).unwrap();
@@ -32,7 +32,7 @@ async fn whole_life(host: &Host, node: &Node) {
 
     let again = host.restore("life", RestoreSpec::default()).await.unwrap();
     assert_eq!((again.name.to_string(), again.address), ("web".to_owned(), web.address));
-    until_counted(host, "web", before).await;
+    wait_until_counted(host, "web", before).await;
     let off = host.stop("web", Duration::from_secs(10), None).await.unwrap();
     assert_eq!((off.state, off.process), (VmState::Stopped, None));
     host.delete("web", false, None).await.unwrap();

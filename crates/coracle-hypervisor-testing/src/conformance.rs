@@ -34,7 +34,7 @@ pub async fn check<D: Driver>(driver: impl Fn() -> D, vmm_config: &VmmConfig) {
         "find sees what start made"
     );
     expect_hello(&first, vmm_config).await;
-    console_stays_open(&first, vmm_config).await;
+    check_console(&first, vmm_config).await;
     drop(first);
 
     let second = driver();
@@ -84,7 +84,7 @@ pub async fn check_templates<D: Driver>(driver: &D, vmm_config: &VmmConfig) {
     for _ in 0..2 {
         let clone = templates.start_clone(vmm_config, &template).await.expect("start a clone");
         assert_eq!(driver.find(vmm_config).await.expect("find"), Some(clone.process), "find sees a clone");
-        hello_at_once(driver, vmm_config, clone.channel).await;
+        check_hello(driver, vmm_config, clone.channel).await;
         driver.kill(clone.process).await.expect("kill");
     }
     if templates.can_assign() {
@@ -106,7 +106,7 @@ async fn check_warm_pool<D: Driver>(driver: &D, vmm_config: &VmmConfig, template
     }
     pooled.disks.clear();
     let clone = templates.start_clone(&pooled, template).await.expect("start an unassigned clone");
-    hello_at_once(driver, &pooled, clone.channel).await;
+    check_hello(driver, &pooled, clone.channel).await;
     tokio::time::sleep(Duration::from_millis(50)).await; // guest-visible gap between two sessions
     let assigned = VmmConfig { disks: vmm_config.disks.clone(), ..pooled };
     driver.pause(&assigned).await.expect("pause it");
@@ -188,7 +188,7 @@ async fn check_restored_guest<D: Driver>(driver: &D, vmm_config: &VmmConfig, sav
         assert!(said.is_err(), "it is paused until it is resumed");
     }
     driver.resume(vmm_config).await.expect("resume");
-    hello_at_once(driver, vmm_config, restored.channel).await;
+    check_hello(driver, vmm_config, restored.channel).await;
     driver.kill(restored.process).await.expect("kill");
 }
 
@@ -228,7 +228,7 @@ pub async fn check_disks<D: Driver>(driver: &D, vmm_config: &VmmConfig) {
 
 /// Checks that a client of the console stays connected while the guest is silent.
 #[expect(clippy::expect_used, reason = "a test suite reports by panicking")]
-async fn console_stays_open<D: Driver>(driver: &D, vmm_config: &VmmConfig) {
+async fn check_console<D: Driver>(driver: &D, vmm_config: &VmmConfig) {
     let mut console = driver.console(vmm_config).await.expect("the console");
     let to_its_end = async {
         let mut said = [0; 256];
@@ -242,7 +242,7 @@ async fn console_stays_open<D: Driver>(driver: &D, vmm_config: &VmmConfig) {
 
 /// Checks that the agent of a restored guest says hello on the channel that was returned with it, or on a new one.
 #[expect(clippy::expect_used, reason = "a test suite reports by panicking")]
-async fn hello_at_once<D: Driver>(driver: &D, vmm_config: &VmmConfig, channel: Option<UnixStream>) {
+async fn check_hello<D: Driver>(driver: &D, vmm_config: &VmmConfig, channel: Option<UnixStream>) {
     let hello = async {
         let mut channel = match channel {
             Some(channel) => channel,

@@ -81,7 +81,7 @@ impl MachineGuest {
     }
 
     /// Returns the guest, for operations that only guests in this process support.
-    fn here(&self) -> Option<&guest::Handle> {
+    fn local_guest(&self) -> Option<&guest::Handle> {
         match self {
             Self::Here(guest) => Some(guest),
             Self::Elsewhere(_) => None,
@@ -165,14 +165,14 @@ impl FakeMachines {
     /// Prints on the guest's console. Returns false when no client reads it.
     pub fn print(&self, id: &InstanceId, text: &str) -> bool {
         let running = lock(&self.running);
-        running.get(id).and_then(|machine| machine.guest.here()).is_some_and(|guest| guest.print(text))
+        running.get(id).and_then(|machine| machine.guest.local_guest()).is_some_and(|guest| guest.print(text))
     }
 
     /// Returns the traffic that the guest of a VM has sent in session streams since one of its containers became hostile
     /// (`hostile WORD`).
     pub fn sent(&self, id: &InstanceId) -> Option<Sent> {
         let running = lock(&self.running);
-        let attack_traffic = running.get(id)?.guest.here()?.attack_traffic();
+        let attack_traffic = running.get(id)?.guest.local_guest()?.attack_traffic();
         let [bytes, messages, sessions] =
             [&attack_traffic.bytes, &attack_traffic.messages, &attack_traffic.sessions]
                 .map(|count| count.load(Ordering::Relaxed));
@@ -201,12 +201,12 @@ impl FakeMachines {
     /// Reboots the guest, as by reboot(8). Returns false when the VM does not run.
     pub fn reboot(&self, id: &InstanceId) -> bool {
         let running = lock(&self.running);
-        running.get(id).and_then(|machine| machine.guest.here()).map(guest::Handle::reboot).is_some()
+        running.get(id).and_then(|machine| machine.guest.local_guest()).map(guest::Handle::reboot).is_some()
     }
 
     /// Ends the guest's workload. Returns false when the VM does not run.
     pub fn exit_workload(&self, id: &InstanceId, code: i32) -> bool {
-        match lock(&self.running).get(id).and_then(|machine| machine.guest.here()) {
+        match lock(&self.running).get(id).and_then(|machine| machine.guest.local_guest()) {
             Some(guest) => {
                 guest.exit_workload(code);
                 true
@@ -403,7 +403,7 @@ impl FakeDriver {
     ) -> Result<T, DriverError> {
         let running = lock(&self.machines.running);
         let no_vmm = || io::Error::from(io::ErrorKind::NotConnected);
-        let guest = running.get(&vmm_config.id).and_then(|machine| machine.guest.here());
+        let guest = running.get(&vmm_config.id).and_then(|machine| machine.guest.local_guest());
         guest.map(act).ok_or_else(|| DriverError::Control {
             id: vmm_config.id.clone(),
             operation,

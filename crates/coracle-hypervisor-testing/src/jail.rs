@@ -87,7 +87,7 @@ pub async fn check_view(driver: &dyn Driver, shape: &VmmConfig, program: &Path, 
     fs::write(&image, [0; 4096]).unwrap();
     let mut seen: Vec<(VmmConfig, View)> = Vec::new();
     for (name, number) in [("one", 0x0011_2233_4455), ("two", 0x0066_7788_99aa)] {
-        let vmm_config = a_vm(shape, dir.path(), InstanceId::new(name, number), &image);
+        let vmm_config = vm_of_shape(shape, dir.path(), InstanceId::new(name, number), &image);
         let vmm = driver.start(&vmm_config).await.unwrap();
         assert_limits(&vmm_config);
         let log = fs::read_to_string(vmm_config.state_dir.join(LOG_FILE)).unwrap();
@@ -97,7 +97,7 @@ pub async fn check_view(driver: &dyn Driver, shape: &VmmConfig, program: &Path, 
     }
     drop(held_open);
     for (vmm_config, view) in &seen {
-        judge(vmm_config, view, program, extra);
+        assert_view(vmm_config, view, program, extra);
         remove_cgroup(&vmm_config.id, None).unwrap();
     }
     let [(_, one), (_, two)] = &seen[..] else { panic!("two VMs") };
@@ -109,7 +109,7 @@ pub async fn check_view(driver: &dyn Driver, shape: &VmmConfig, program: &Path, 
 
 /// Returns a VM of this shape in directories of its own.
 #[expect(clippy::unwrap_used, reason = "a test reports by panicking")]
-fn a_vm(shape: &VmmConfig, dir: &Path, id: InstanceId, image: &Path) -> VmmConfig {
+fn vm_of_shape(shape: &VmmConfig, dir: &Path, id: InstanceId, image: &Path) -> VmmConfig {
     let own = dir.join(id.short());
     let (state_dir, run_dir) = (own.join("state"), own.join("run"));
     for dir in [&state_dir, &run_dir] {
@@ -122,7 +122,7 @@ fn a_vm(shape: &VmmConfig, dir: &Path, id: InstanceId, image: &Path) -> VmmConfi
 }
 
 #[expect(clippy::unwrap_used, reason = "a test reports by panicking")]
-fn judge(vmm_config: &VmmConfig, view: &View, program: &Path, extra: &[&str]) {
+fn assert_view(vmm_config: &VmmConfig, view: &View, program: &Path, extra: &[&str]) {
     let uid = vmm_config.uid.unwrap().to_string();
     for field in ["Uid", "Gid"] {
         assert!(view.status[field].split(' ').all(|id| id == uid), "{field}: {}", view.status[field]);
@@ -153,12 +153,12 @@ fn judge(vmm_config: &VmmConfig, view: &View, program: &Path, extra: &[&str]) {
         assert_eq!(view.limits[name], want, "{name}");
     }
     let files: BTreeSet<_> = view.files.iter().map(PathBuf::as_path).collect();
-    let wanted = wanted(program, extra);
+    let wanted = expected_paths(program, extra);
     assert_eq!(files, wanted.iter().map(PathBuf::as_path).collect(), "no other file is in its root");
 }
 
 /// Returns the expected paths of a root, with the directories above them.
-fn wanted(program: &Path, extra: &[&str]) -> BTreeSet<PathBuf> {
+fn expected_paths(program: &Path, extra: &[&str]) -> BTreeSet<PathBuf> {
     let common = COMMON.iter().map(Path::new).filter(|path| path.symlink_metadata().is_ok());
     let own = extra.iter().map(Path::new).chain([program, Path::new("/proc")]);
     let with_dirs = common.chain(own).flat_map(Path::ancestors);

@@ -113,7 +113,7 @@ impl KvmProbe {
         match child {
             Err(e) => AcceleratorChoice::tcg(format!("the KVM probe could not be run: {e}")),
             Ok(child) => match timeout(LIMIT, child.wait_with_output()).await {
-                Ok(Ok(output)) => judge(&output),
+                Ok(Ok(output)) => parse_verdict(&output),
                 Ok(Err(e)) => AcceleratorChoice::tcg(format!("the KVM probe could not be read: {e}")),
                 Err(_) => AcceleratorChoice::tcg(format!(
                     "kvm opens, but guest code did not finish within {} ms",
@@ -125,7 +125,7 @@ impl KvmProbe {
 }
 
 /// Reads the verdict from the last line that the child printed: `ok …` or a reason.
-fn judge(output: &Output) -> AcceleratorChoice {
+fn parse_verdict(output: &Output) -> AcceleratorChoice {
     let text = String::from_utf8_lossy(&output.stdout);
     let last = text.lines().last().unwrap_or_default().trim();
     match last.strip_prefix("ok ") {
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_device_that_opens_and_hangs_means_tcg_in_time() {
+    async fn hanging_kvm_falls_back_to_tcg_in_time() {
         let start = Instant::now();
         let verdict = probe("exec sleep 100").run().await;
         assert_eq!(verdict.accelerator, Accelerator::Tcg);
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_a_proof_means_kvm() {
+    async fn kvm_is_chosen_only_after_guest_code_ran() {
         for (script, want) in [
             ("echo ok guest code ran", Accelerator::Kvm),
             ("echo ok guest code ran; exit 1", Accelerator::Tcg),

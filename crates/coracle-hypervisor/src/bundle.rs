@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io::{self, BufReader, BufWriter, ErrorKind, Read, Write};
 use std::os::unix::fs::FileExt;
 
-use crate::memory::each_piece;
+use crate::memory::visit_pieces;
 
 const MAGIC: [u8; 8] = *b"CORBNDL1";
 /// Marks the end of a file, after its last piece.
@@ -33,7 +33,7 @@ pub fn pack(out: &File, parts: &[(&str, &File)]) -> io::Result<()> {
         out.write_all(&file.metadata()?.len().to_be_bytes())?;
     }
     for (_, file) in parts {
-        each_piece(file, file.metadata()?.len(), |offset, piece| {
+        visit_pieces(file, file.metadata()?.len(), |offset, piece| {
             out.write_all(&offset.to_be_bytes())?;
             out.write_all(&(piece.len() as u64).to_be_bytes())?;
             out.write_all(piece)

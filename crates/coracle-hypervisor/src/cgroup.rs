@@ -125,10 +125,10 @@ pub(crate) fn create(id: &InstanceId, limits: &Limits) -> io::Result<Entrances> 
         let dir = hierarchy.create(id)?;
         set(&dir, &hierarchy, limits)?;
         if hierarchy.is_v2 {
-            entrances.v2 = Some(File::open(&dir).map_err(|e| named(e, &dir))?);
+            entrances.v2 = Some(File::open(&dir).map_err(|e| with_path(e, &dir))?);
         } else {
             let tasks = dir.join(TASKS);
-            entrances.tasks.push(File::options().write(true).open(&tasks).map_err(|e| named(e, &tasks))?);
+            entrances.tasks.push(File::options().write(true).open(&tasks).map_err(|e| with_path(e, &tasks))?);
         }
     }
     Ok(entrances)
@@ -174,9 +174,9 @@ fn set_weight(dir: &Path, hierarchy: &Hierarchy, [v2, v1]: [(&str, &str); 2]) ->
 /// Returns files by which a process leaves the daemon's cgroup in the hierarchies that do not limit a VMM. The manager that
 /// ends a unit or a container of version 1 kills all processes in its cgroup of one of these hierarchies (`devices`, `freezer`,
 /// systemd's). Files that cannot be opened are left out, and so is a hierarchy of version 2 in whose root the daemon is.
-pub(crate) fn exits() -> io::Result<Vec<File>> {
+pub(crate) fn open_exit_files() -> io::Result<Vec<File>> {
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;
-    let roots = unlimited(&mounts, &hierarchies()?);
+    let roots = unlimited_roots(&mounts, &hierarchies()?);
     let in_root = fs::read_to_string("/proc/self/cgroup")?.lines().any(|line| line == "0::/");
     let open = |root: PathBuf| {
         let write = |name| File::options().write(true).open(root.join(name));
@@ -186,7 +186,7 @@ pub(crate) fn exits() -> io::Result<Vec<File>> {
 }
 
 /// Returns the roots of the hierarchies that limit no VMM. Pure.
-fn unlimited(mounts: &str, limiting: &[Hierarchy]) -> BTreeSet<PathBuf> {
+fn unlimited_roots(mounts: &str, limiting: &[Hierarchy]) -> BTreeSet<PathBuf> {
     let all = mounts.lines().filter_map(cgroup_mount).map(|(root, ..)| root);
     all.filter(|root| limiting.iter().all(|other| other.root != *root)).collect()
 }
@@ -250,7 +250,7 @@ pub fn remove_cgroup(id: &InstanceId, parent: Option<&str>) -> io::Result<()> {
                 Err(e) if e.kind() == io::ErrorKind::ResourceBusy && Instant::now() < deadline => {
                     std::thread::sleep(Duration::from_millis(2));
                 }
-                Err(e) => return Err(named(e, &dir)),
+                Err(e) => return Err(with_path(e, &dir)),
             }
         }
     }
@@ -275,12 +275,12 @@ fn hierarchies() -> io::Result<Vec<Hierarchy>> {
 fn all_hierarchies() -> io::Result<Vec<Hierarchy>> {
     let mut all = hierarchies()?;
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;
-    all.extend(counting(&mounts, &all));
+    all.extend(accounting_hierarchies(&mounts, &all));
     Ok(all)
 }
 
 /// Returns the hierarchies of version 1 with one of [`ACCOUNTING`] and none of [`CONTROLLERS`]. Pure.
-fn counting(mounts: &str, limiting: &[Hierarchy]) -> Vec<Hierarchy> {
+fn accounting_hierarchies(mounts: &str, limiting: &[Hierarchy]) -> Vec<Hierarchy> {
     let counts = |(root, kind, options): (PathBuf, &str, &str)| {
         let counts = kind == "cgroup" && options.split(',').any(|name| ACCOUNTING.contains(&name.trim()));
         let is_new = limiting.iter().all(|other| other.root != root);
@@ -367,10 +367,10 @@ fn set(dir: &Path, hierarchy: &Hierarchy, limits: &Limits) -> io::Result<()> {
 }
 
 fn write(file: &Path, value: &str) -> io::Result<()> {
-    fs::write(file, value).map_err(|e| named(e, file))
+    fs::write(file, value).map_err(|e| with_path(e, file))
 }
 
-fn named(error: io::Error, path: &Path) -> io::Error {
+fn with_path(error: io::Error, path: &Path) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
@@ -411,14 +411,14 @@ mod tests {
         let mounts =
             format!("{V1}45 25 0:40 / /sys/fs/cgroup/cpuacct rw,relatime - cgroup cgroup rw,cpuacct\n");
         let limiting = choose(&mounts, |_| String::new());
-        let found = counting(&mounts, &limiting);
+        let found = accounting_hierarchies(&mounts, &limiting);
         assert_eq!(
             found.iter().map(|h| h.root.as_path()).collect::<Vec<_>>(),
             [Path::new("/sys/fs/cgroup/cpuacct")]
         );
         let together = V1.replace("rw,cpu\n", "rw,cpu,cpuacct\n");
         assert!(
-            counting(&together, &choose(&together, |_| String::new())).is_empty(),
+            accounting_hierarchies(&together, &choose(&together, |_| String::new())).is_empty(),
             "one hierarchy for both"
         );
     }
@@ -427,7 +427,7 @@ mod tests {
     fn vmm_leaves_hierarchies_without_limits() {
         let mounts = format!("{V1}47 25 0:42 / /sys/fs/cgroup/freezer rw - cgroup cgroup rw,freezer\n");
         let left = |mounts: &str, v2: &str| {
-            unlimited(mounts, &choose(mounts, |_| v2.to_owned())).into_iter().collect::<Vec<_>>()
+            unlimited_roots(mounts, &choose(mounts, |_| v2.to_owned())).into_iter().collect::<Vec<_>>()
         };
         let at = |name: &str| Path::new("/sys/fs/cgroup").join(name);
         assert_eq!(left(&mounts, ""), [at("freezer"), at("unified")]);

@@ -214,7 +214,9 @@ impl Jail {
     #[must_use]
     pub fn is_possible() -> bool {
         let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
-        rustix::process::geteuid().is_root() && maps(&map, FIRST_UID) && maps(&map, FIRST_UID + UIDS - 1)
+        rustix::process::geteuid().is_root()
+            && map_contains(&map, FIRST_UID)
+            && map_contains(&map, FIRST_UID + UIDS - 1)
     }
 
     /// Enters a jail once with a trivial program, to find obstacles that [`Jail::is_possible`] does not see, such as mounts
@@ -274,7 +276,7 @@ impl Jail {
             file_bytes_max: self.file_bytes_max,
             group: kvm.map(|kvm| kvm.gid()),
             cgroup,
-            exits: cgroup::exits()?,
+            exits: cgroup::open_exit_files()?,
             own_network: self.own_network,
             ruleset: self.has_no_sockets.then(landlock::ruleset).transpose()?.flatten(),
         })
@@ -396,7 +398,7 @@ fn parents(inside: &Path) -> Vec<&Path> {
 }
 
 /// Returns whether a map of user ids (user_namespaces(7)) contains this id of the namespace.
-fn maps(map: &str, id: u32) -> bool {
+fn map_contains(map: &str, id: u32) -> bool {
     map.lines().any(|line| {
         let mut fields = line.split_ascii_whitespace().map(str::parse::<u64>);
         match (fields.next(), fields.next(), fields.next()) {
@@ -492,7 +494,7 @@ mod tests {
             ("", 0, false),
             ("nonsense", 0, false),
         ] {
-            assert_eq!(maps(map, id), want, "{map:?} {id}");
+            assert_eq!(map_contains(map, id), want, "{map:?} {id}");
         }
     }
 }

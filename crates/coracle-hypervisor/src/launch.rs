@@ -88,7 +88,7 @@ impl Launch<'_> {
         } else {
             ProcessId::of_pid(child.id())
         };
-        process.map_err(io("look at the VMM"))?.ok_or_else(|| exited(self.vmm_config))
+        process.map_err(io("look at the VMM"))?.ok_or_else(|| exit_error(self.vmm_config))
     }
 }
 
@@ -182,7 +182,7 @@ pub async fn wait_ready<F: Future<Output = bool> + Send>(
     let deadline = Instant::now() + limit;
     while !ready().await {
         if timeout(POLL, process.exited()).await.is_ok() {
-            return Err(exited(vmm_config));
+            return Err(exit_error(vmm_config));
         }
         if Instant::now() >= deadline {
             process.kill().await.map_err(watched)?;
@@ -252,7 +252,7 @@ fn with_last_words(source: io::Error, vmm_config: &VmmConfig) -> io::Error {
 
 /// Returns the error of a VMM that has ended, with the end of its log.
 #[must_use]
-pub fn exited(vmm_config: &VmmConfig) -> DriverError {
+pub fn exit_error(vmm_config: &VmmConfig) -> DriverError {
     let last_words = tail(&vmm_config.state_dir.join(LOG_FILE), LAST_WORDS_BYTES).unwrap_or_default();
     let last_words = if last_words.is_empty() { "it left no message".to_owned() } else { last_words };
     DriverError::Exited { id: vmm_config.id.clone(), last_words }
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn jailed_process_is_a_user_without_rights() {
+    async fn jailed_vmm_is_unprivileged_and_isolated() {
         assert!(Jail::is_possible(), "this test runs as root of the host");
         let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         std::fs::write(other.path().join("secret"), "of another VM").unwrap();
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn huge_pages_are_off_in_the_program() {
+    async fn vmm_thp_follows_the_launch_option() {
         let dir = tempfile::tempdir().unwrap();
         let vmm_config = vmm_config(dir.path());
         for (has_huge_pages, enabled) in [(true, "1"), (false, "0")] {
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn jail_that_cannot_be_entered_says_why() {
+    async fn failed_jail_start_reports_the_cause() {
         assert!(Jail::is_possible(), "this test runs as root of the host");
         let dir = tempfile::tempdir().unwrap();
         let vmm_config = vmm_config(dir.path());
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn vmm_is_found_by_what_it_wrote_of_itself() {
+    async fn vmm_is_found_by_its_process_file() {
         let dir = tempfile::tempdir().unwrap();
         let vmm_config = vmm_config(dir.path());
         assert_eq!(find(&vmm_config).unwrap(), None, "before the first start");
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn process_that_only_mentions_the_directory_is_no_vmm() {
+    async fn process_naming_the_run_dir_in_its_arguments_is_not_found() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("qmp.sock");
         let mut command = Command::new("sh");

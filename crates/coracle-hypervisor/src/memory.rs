@@ -121,7 +121,7 @@ impl SealedFile {
         let mut out = File::options().write(true).create(true).truncate(true).open(target)?;
         out.set_len(self.length()?)?;
         let source = self.reopen()?;
-        each_piece(&source, self.length()?, |offset, piece| {
+        visit_pieces(&source, self.length()?, |offset, piece| {
             out.seek(SeekFrom::Start(offset))?;
             out.write_all(piece)?;
             seen(offset, piece);
@@ -139,7 +139,7 @@ impl SealedFile {
         let source = File::open(source)?;
         let bytes = source.metadata()?.len();
         let memory = MemoryFile::new(name, bytes)?;
-        each_piece(&source, bytes, |offset, piece| {
+        visit_pieces(&source, bytes, |offset, piece| {
             memory.0.write_all_at(piece, offset)?;
             seen(offset, piece);
             Ok(())
@@ -162,7 +162,7 @@ impl From<SealedFile> for OwnedFd {
 
 /// Visits every piece of data of a file in order and skips holes (lseek(2), `SEEK_DATA`). Zero pieces are skipped, too, so that
 /// a file system without holes gives the same result.
-pub(crate) fn each_piece(
+pub(crate) fn visit_pieces(
     mut source: &File,
     length: u64,
     mut piece: impl FnMut(u64, &[u8]) -> io::Result<()>,

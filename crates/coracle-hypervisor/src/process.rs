@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn an_argument_matches_whole_path_components_only() {
+    fn argument_matches_whole_path_components_only() {
         let cmdline = b"qemu\0-qmp\0unix:/run/c/abc/qmp.sock,server=on\0";
         assert!(mentions(cmdline, Path::new("/run/c/abc")));
         assert!(!mentions(cmdline, Path::new("/run/c/ab")));
@@ -191,7 +191,7 @@ mod tests {
 
     #[expect(clippy::zombie_processes, reason = "that kill() reaps is what is tested")]
     #[tokio::test]
-    async fn a_child_is_seen_killed_and_reaped() {
+    async fn killed_child_is_reaped_and_kill_is_idempotent() {
         let child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
         let id = ProcessId::of_pid(child.id()).unwrap().unwrap();
         assert!(id.is_alive().unwrap());

@@ -27,7 +27,7 @@ where
     loop {
         let mut stream = open().await?;
         if stream.write_all(format!("CONNECT {port}\n").as_bytes()).await.is_ok()
-            && accepted(&mut stream).await?
+            && read_answer(&mut stream).await?
         {
             return Ok(stream);
         }
@@ -36,7 +36,7 @@ where
 }
 
 /// Reads the answer byte by byte, because the bytes behind it come from the guest.
-async fn accepted(stream: &mut UnixStream) -> io::Result<bool> {
+async fn read_answer(stream: &mut UnixStream) -> io::Result<bool> {
     let mut answer = Vec::with_capacity(ANSWER_BYTES_MAX);
     while answer.len() < ANSWER_BYTES_MAX {
         match stream.read_u8().await {

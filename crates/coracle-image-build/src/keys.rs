@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     /// Formats events as `+keysym` for a press and `-keysym` for a release.
-    fn shown(text: &str) -> String {
+    fn events_text(text: &str) -> String {
         let events = parse(text).unwrap();
         let shown = events.iter().map(|e| format!("{}{:x}", if e.down { '+' } else { '-' }, e.keysym));
         shown.collect::<Vec<_>>().join(" ")
@@ -136,7 +136,7 @@ mod tests {
             ("é€", "+e9 -e9 +10020ac -10020ac"),
             ("", ""),
         ] {
-            assert_eq!(shown(text), want, "{text}");
+            assert_eq!(events_text(text), want, "{text}");
         }
         assert!(parse("<Enter>").is_err() && parse("<aOn>").is_err() && parse("a<").is_err());
     }

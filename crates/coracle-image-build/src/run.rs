@@ -120,12 +120,12 @@ impl Machine {
                 found.map_err(|_| Why::Late(limit))?.map_err(Why::Serial)?;
             }
             Step::WaitForStill(time) => {
-                let still = timeout(limit, self.still(time.unsigned_abs())).await;
+                let still = timeout(limit, self.wait_until_still(time.unsigned_abs())).await;
                 still.map_err(|_| Why::Late(limit))??;
             }
             Step::WaitForPicture(picture) => {
                 let wanted = Frame::read_png(&picture.file)?;
-                let shown = timeout(limit, self.shows(picture, &wanted)).await;
+                let shown = timeout(limit, self.wait_for_picture(picture, &wanted)).await;
                 shown.map_err(|_| Why::Late(limit))??;
             }
             Step::Screenshot(file) => self.screen.refresh().await?.write_png(file)?,
@@ -142,7 +142,7 @@ impl Machine {
         }
     }
 
-    async fn still(&mut self, time: Duration) -> Result<(), ScreenError> {
+    async fn wait_until_still(&mut self, time: Duration) -> Result<(), ScreenError> {
         let mut last = self.screen.refresh().await?.clone();
         let mut since = Instant::now();
         while since.elapsed() < time {
@@ -154,7 +154,7 @@ impl Machine {
         Ok(())
     }
 
-    async fn shows(&mut self, picture: &Picture, wanted: &Frame) -> Result<(), ScreenError> {
+    async fn wait_for_picture(&mut self, picture: &Picture, wanted: &Frame) -> Result<(), ScreenError> {
         while self.screen.refresh().await?.difference(wanted, picture.area) > picture.tolerance {}
         Ok(())
     }

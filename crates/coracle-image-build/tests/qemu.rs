@@ -22,7 +22,7 @@ struct Qemu {
     tasks: JoinSet<()>,
 }
 
-async fn connected(path: &Path) -> UnixStream {
+async fn connect_when_ready(path: &Path) -> UnixStream {
     let connect = async || UnixStream::connect(path).await.ok();
     eventually_within(Duration::from_secs(20), "QEMU listens", connect).await.unwrap()
 }
@@ -49,8 +49,8 @@ async fn qemu(dir: &Path) -> Option<Qemu> {
         .kill_on_drop(true)
         .spawn()
         .unwrap();
-    let screen = Screen::connect(connected(&vnc).await).await.unwrap();
-    let (mut output, mut input) = connected(&serial).await.into_split();
+    let screen = Screen::connect(connect_when_ready(&vnc).await).await.unwrap();
+    let (mut output, mut input) = connect_when_ready(&serial).await.into_split();
     let (printed, console) = mpsc::channel(8);
     let (typed, mut keys) = mpsc::channel::<Vec<u8>>(8);
     let mut tasks = JoinSet::new();

@@ -190,7 +190,7 @@ fn copy_differences<R: Read>(
     }
     archive.drain()?;
     let mounts: Vec<&[u8]> = MOUNTS.into_iter().chain(volumes.iter().map(Vec::as_slice)).collect();
-    for gone in listing.gone(&seen, &mounts) {
+    for gone in listing.deleted_paths(&seen, &mounts) {
         whiteout(&gone, out)?;
     }
     out.finish().map_err(read_error)

@@ -45,7 +45,13 @@ pub fn layers(bytes: &[u8]) {
         let path = dir.path().join(name);
         std::fs::write(&path, bytes).ok()?;
         let (digest, size_bytes) = (Digest::of(bytes), bytes.len() as u64);
-        Some(LayerFile { path, compression, digest, diff_id: unpacked(bytes, compression)?, size_bytes })
+        Some(LayerFile {
+            path,
+            compression,
+            digest,
+            diff_id: unpacked_diff_id(bytes, compression)?,
+            size_bytes,
+        })
     };
     let (Some(lower), Some(upper)) = (file("lower", lower), file("upper", upper)) else { return };
     let limits = Limits { unpacked_bytes: UNPACKED_MAX, ..Limits::default() };
@@ -74,7 +80,7 @@ pub fn layers(bytes: &[u8]) {
 }
 
 /// Diff id of a layer; `None` if it cannot be decompressed.
-fn unpacked(bytes: &[u8], compression: Compression) -> Option<Digest> {
+fn unpacked_diff_id(bytes: &[u8], compression: Compression) -> Option<Digest> {
     let mut budget = Budget { unpacked_bytes: UNPACKED_MAX, entries: 0, metadata_bytes: 0 };
     let mut stream = DecompressReader::new(bytes, compression, &mut budget, None).ok()?;
     io::copy(&mut stream, &mut io::sink()).ok()?;

@@ -42,7 +42,7 @@ pub(crate) fn parse(
     content_type: Option<&str>,
     limits: &Limits,
 ) -> Result<Document, ImageError> {
-    within(bytes.len(), limits.manifest_bytes, "manifest")?;
+    check_size(bytes.len(), limits.manifest_bytes, "manifest")?;
     let head: Head = json("manifest", bytes)?;
     if head.schema_version == 1 {
         return Err(ImageError::unsupported(
@@ -83,7 +83,11 @@ fn parse_manifest(
             config.media_type
         )));
     }
-    within(usize::try_from(config.size_bytes).unwrap_or(usize::MAX), limits.config_bytes, "configuration")?;
+    check_size(
+        usize::try_from(config.size_bytes).unwrap_or(usize::MAX),
+        limits.config_bytes,
+        "configuration",
+    )?;
     let layers = manifest.layers.iter().flatten().map(descriptor).collect::<Result<Vec<_>, _>>()?;
     if layers.len() > limits.layers {
         return Err(ImageError::hostile(format!(
@@ -148,7 +152,7 @@ struct RunConfig {
 
 impl Config {
     pub(crate) fn parse(bytes: &[u8], limits: &Limits) -> Result<Self, ImageError> {
-        within(bytes.len(), limits.config_bytes, "configuration")?;
+        check_size(bytes.len(), limits.config_bytes, "configuration")?;
         json("configuration", bytes)
     }
 
@@ -230,7 +234,7 @@ fn json<'a, T: Deserialize<'a>>(what: &str, bytes: &'a [u8]) -> Result<T, ImageE
     serde_json::from_slice(bytes).map_err(|e| ImageError::hostile(format!("cannot parse {what}: {e}")))
 }
 
-fn within(bytes: usize, max: u64, what: &str) -> Result<(), ImageError> {
+fn check_size(bytes: usize, max: u64, what: &str) -> Result<(), ImageError> {
     if bytes as u64 > max {
         return Err(ImageError::hostile(format!("{what} of {bytes} bytes, at most {max} are allowed")));
     }

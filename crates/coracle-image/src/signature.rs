@@ -74,7 +74,7 @@ pub(crate) async fn verify(
         let signatures: Reference = name.parse()?;
         for endpoint in client.endpoints(&signatures, Operation::Pull)? {
             let found = match client.open(endpoint, &signatures, Operation::Pull).await {
-                Ok(session) => at(&session, digest, keys).await,
+                Ok(session) => verify_at(&session, digest, keys).await,
                 Err(error) => Err(error.into()),
             };
             match found {
@@ -88,7 +88,7 @@ pub(crate) async fn verify(
 }
 
 /// Checks the signatures on one server.
-async fn at(session: &Session, digest: &Digest, keys: &PublicKeys) -> Result<(), SignatureError> {
+async fn verify_at(session: &Session, digest: &Digest, keys: &PublicKeys) -> Result<(), SignatureError> {
     let tag = format!("{}.sig", digest.to_string().replace(':', "-"));
     let manifest = session.manifest(&tag, MANIFEST_BYTES_MAX).await?;
     let manifest = Manifest::parse(&manifest.bytes);
@@ -96,7 +96,7 @@ async fn at(session: &Session, digest: &Digest, keys: &PublicKeys) -> Result<(),
     let layers = manifest.layers.unwrap_or_default();
     let signed = layers.iter().filter_map(|layer| {
         let signature = layer.annotation(SIGNATURE)?;
-        Some((Descriptor::try_from(layer).ok()?, decoded(signature)?))
+        Some((Descriptor::try_from(layer).ok()?, decode_base64(signature)?))
     });
     let mut found = 0;
     for (layer, signature) in signed.take(SIGNATURES_MAX) {
@@ -112,7 +112,7 @@ async fn at(session: &Session, digest: &Digest, keys: &PublicKeys) -> Result<(),
     Err(SignatureError::Untrusted { found })
 }
 
-fn decoded(text: &str) -> Option<Vec<u8>> {
+fn decode_base64(text: &str) -> Option<Vec<u8>> {
     STANDARD.decode(text).ok()
 }
 

@@ -111,10 +111,10 @@ impl<'l, R: Read> Reader<'l, R> {
                 };
             };
             match header.kind() {
-                b'x' => pax = pax::parse(&self.extended(&header)?)?,
-                b'g' => drop(self.extended(&header)?),
-                b'L' => long_path = Some(cut_at_nul(self.extended(&header)?)),
-                b'K' => long_link = Some(cut_at_nul(self.extended(&header)?)),
+                b'x' => pax = pax::parse(&self.read_extended_header(&header)?)?,
+                b'g' => drop(self.read_extended_header(&header)?),
+                b'L' => long_path = Some(cut_at_nul(self.read_extended_header(&header)?)),
+                b'K' => long_link = Some(cut_at_nul(self.read_extended_header(&header)?)),
                 _ => {
                     let member = header::member(&header, pax, long_path, long_link)?;
                     self.begin_data(member.size_bytes)?;
@@ -153,7 +153,7 @@ impl<'l, R: Read> Reader<'l, R> {
         Header::check(block).map(Some)
     }
 
-    fn extended(&mut self, header: &Header) -> Result<Vec<u8>, ImageError> {
+    fn read_extended_header(&mut self, header: &Header) -> Result<Vec<u8>, ImageError> {
         let size = header.size()?;
         if size > self.limits.header_bytes {
             let max = self.limits.header_bytes;

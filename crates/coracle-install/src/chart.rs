@@ -32,7 +32,7 @@ pub(crate) fn files() -> Vec<(String, String)> {
     let components = components(IMAGE_MARK);
     let mut chart = Chart::new(&components);
     let mut files = Vec::new();
-    let definitions: Vec<_> = definitions().into_iter().map(|(_, text)| escaped(&text)).collect();
+    let definitions: Vec<_> = definitions().into_iter().map(|(_, text)| escape_template(&text)).collect();
     let definitions =
         format!("{{{{- if .Values.crds.enabled }}}}\n{}{{{{- end }}}}\n", definitions.join("---\n"));
     files.push(("crds.yaml".to_owned(), definitions));
@@ -54,7 +54,7 @@ pub(crate) fn files() -> Vec<(String, String)> {
     let mut all: Vec<_> =
         files.into_iter().map(|(name, text)| (path(&format!("templates/{name}")), text)).collect();
     all.push((path("templates/NOTES.txt"), NOTES.to_owned()));
-    all.push((path("Chart.yaml"), yaml(&[about()])));
+    all.push((path("Chart.yaml"), yaml(&[chart_metadata()])));
     all.push((path("values.yaml"), chart.values_file(&components)));
     all
 }
@@ -65,7 +65,7 @@ const NOTES: &str = "Coracle {{ .Chart.AppVersion }} is in {{ .Values.namespace 
     {{ if .Values.uninstall.deleteObjects }}ends all VMs first{{ else }}is refused while there are VMs, pools or sets{{ end }}.\
     \n{{- else }}\n\nBefore `helm uninstall`, while the operator runs:\n\n  coracle uninstall --cluster\n{{- end }}\n";
 
-fn about() -> Value {
+fn chart_metadata() -> Value {
     let version = env!("CARGO_PKG_VERSION");
     json!({
         "apiVersion": "v2", "name": "coracle", "type": "application", "version": version, "appVersion": version,
@@ -99,7 +99,7 @@ impl Chart {
                 self.mark_additions(object, component);
             }
         }
-        let text = escaped(&yaml(&objects)).replace(SYSTEM_NAMESPACE, "{{ .Values.namespace }}");
+        let text = escape_template(&yaml(&objects)).replace(SYSTEM_NAMESPACE, "{{ .Values.namespace }}");
         text.lines().map(|line| self.line(line)).collect()
     }
 
@@ -156,8 +156,8 @@ impl Chart {
             }
             ["item", number] => {
                 let (key, item) = &self.items[number.parse::<usize>().unwrap_or_default()];
-                let item =
-                    escaped(&yaml(&[json!([item])])).replace(SYSTEM_NAMESPACE, "{{ .Values.namespace }}");
+                let item = escape_template(&yaml(&[json!([item])]))
+                    .replace(SYSTEM_NAMESPACE, "{{ .Values.namespace }}");
                 let item: String =
                     item.lines().map(|line| format!("{}{line}\n", " ".repeat(indent))).collect();
                 format!("{{{{- if .Values.{key}.enabled }}}}\n{item}{{{{- end }}}}\n")
@@ -188,6 +188,6 @@ impl Chart {
 }
 
 /// Escapes text that Helm must not interpret.
-fn escaped(text: &str) -> String {
+fn escape_template(text: &str) -> String {
     text.replace("{{", "{{ \"{{\" }}")
 }

@@ -31,13 +31,13 @@ pub(crate) fn extension_api(operator: &str) -> Vec<Value> {
     let view = [
         rule("vm.mikrom.es", &["mikromvms"], &view),
         rule("coracle.dev", &kinds, &view),
-        rule(group, &texts(&reading), &["get"]),
+        rule(group, &as_strs(&reading), &["get"]),
     ];
     let edit = [
         rule("vm.mikrom.es", &["mikromvms"], &change),
         rule("coracle.dev", &kinds, &change),
         // A WebSocket begins with a GET, but the subresource requires `create`.
-        rule(group, &texts(&entering), &["get", "create"]),
+        rule(group, &as_strs(&entering), &["get", "create"]),
     ];
     let user = |name: &str, to: &[&str], rules: &[Value]| {
         let mut metadata = cluster_meta(name, component);
@@ -62,6 +62,6 @@ pub(crate) fn extension_api(operator: &str) -> Vec<Value> {
     ]
 }
 
-fn texts(all: &[String]) -> Vec<&str> {
+fn as_strs(all: &[String]) -> Vec<&str> {
     all.iter().map(String::as_str).collect()
 }

@@ -18,7 +18,7 @@ const PRIVATE: u32 = 0o700;
 /// # Errors
 /// [`HostError::Directory`] for a directory of another user, or one that cannot be created.
 pub fn ensure_state_dir(dir: &Path) -> Result<(), HostError> {
-    ensure_private(dir, OFlags::empty()).map_err(|why| refused(dir, why))
+    ensure_private(dir, OFlags::empty()).map_err(|why| directory_error(dir, why))
 }
 
 /// Like [`ensure_state_dir`] for a directory of sockets, and for its parent if that is a directory of this program. Symbolic
@@ -30,12 +30,12 @@ pub fn ensure_run_dir(dir: &Path) -> Result<(), HostError> {
     let ours =
         |dir: &&Path| dir.file_name().is_some_and(|name| name.to_string_lossy().starts_with("coracle"));
     for dir in dir.parent().filter(ours).into_iter().chain([dir]) {
-        ensure_private(dir, OFlags::NOFOLLOW).map_err(|why| refused(dir, why))?;
+        ensure_private(dir, OFlags::NOFOLLOW).map_err(|why| directory_error(dir, why))?;
     }
     Ok(())
 }
 
-fn refused(dir: &Path, why: io::Error) -> HostError {
+fn directory_error(dir: &Path, why: io::Error) -> HostError {
     HostError::Directory { dir: dir.to_owned(), source: why }
 }
 

@@ -30,7 +30,7 @@ pub fn choose(request: Option<BootFirmware>, image: &Path) -> Result<BootFirmwar
     let state = |source| HostError::State { operation: format!("read {}", image.display()), source };
     let firmware = match request {
         Some(request) => request,
-        None => needed(&Head::read(image).map_err(state)?),
+        None => required_firmware(&Head::read(image).map_err(state)?),
     };
     if firmware == BootFirmware::Uefi && uefi().is_none() {
         let message = "the image starts by UEFI, and this node has no firmware for it: install Debian's ovmf"
@@ -89,7 +89,7 @@ impl Head {
 }
 
 /// Returns UEFI only if a BIOS cannot boot the disk, because UEFI takes seconds longer.
-fn needed(head: &Head) -> BootFirmware {
+fn required_firmware(head: &Head) -> BootFirmware {
     let bios = head.program && (!head.gpt || head.bios_boot || !head.efi_system);
     if head.efi_system && !bios { BootFirmware::Uefi } else { BootFirmware::Bios }
 }
@@ -130,7 +130,7 @@ mod tests {
             ("no table at all", vec![0; HEAD], Bios),
             ("tiny", vec![0; 100], Bios),
         ] {
-            assert_eq!(needed(&Head::parse(&bytes)), want, "{what}");
+            assert_eq!(required_firmware(&Head::parse(&bytes)), want, "{what}");
         }
     }
 }

@@ -221,7 +221,7 @@ impl Instances {
     /// # Errors
     /// Same as [`Instances::end`]; the other instances are still ended.
     pub async fn end_of(&self, owner: &InstanceOwner, log: Option<&Path>) -> Result<(), HostError> {
-        self.end_these(self.ids_of(owner), log).await
+        self.end_all(self.ids_of(owner), log).await
     }
 
     /// Ends the instances whose owner satisfies `of`. Idempotent.
@@ -230,10 +230,10 @@ impl Instances {
     /// Same as [`Instances::end_of`].
     pub async fn end_where(&self, of: impl Fn(&InstanceOwner) -> bool) -> Result<(), HostError> {
         let ids = self.known().ids_where(of);
-        self.end_these(ids, None).await
+        self.end_all(ids, None).await
     }
 
-    async fn end_these(&self, ids: Vec<InstanceId>, log: Option<&Path>) -> Result<(), HostError> {
+    async fn end_all(&self, ids: Vec<InstanceId>, log: Option<&Path>) -> Result<(), HostError> {
         let mut outcome = Ok(());
         for id in ids {
             outcome = outcome.and(self.end(&id, log).await);
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn instance_that_is_not_named_back_is_ended_table() {
+    async fn sweep_ends_unreferenced_instances_table() {
         let snapshot: SnapshotName = "a".parse().unwrap();
         let (web, other) = (InstanceOwner::Vm(vm("web")), InstanceOwner::Vm(vm("other")));
         for (why, owner, named, kept) in [
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn assigned_instance_is_the_vms_after_a_restart() {
+    async fn assigned_instance_belongs_to_the_vm_after_a_restart() {
         let node = Node::new();
         let instances = node.open();
         let id = node.start(&instances, InstanceOwner::Pool(key())).await;
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn instance_cut_off_before_its_record_is_removed() {
+    async fn instance_with_incomplete_record_is_removed() {
         let node = Node::new();
         let id = node.start(&node.open(), InstanceOwner::Vm(vm("web"))).await;
         let dir = node.config.state_dir.join("instances").join(id.as_str());

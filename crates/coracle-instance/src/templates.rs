@@ -197,14 +197,14 @@ impl Templates {
         let mut by_age: Vec<_> = known.values().map(|k| k.info.clone()).collect();
         drop(known);
         by_age.sort_by(|a, b| (a.taken_at, &a.key).cmp(&(b.taken_at, &b.key)));
-        for info in by_age.iter().take(spare(&by_age, self.policy())) {
+        for info in by_age.iter().take(count_spare(&by_age, self.policy())) {
             self.remove(&info.key);
         }
     }
 }
 
 /// Returns how many of the templates, the oldest first, exceed the limits of the policy. The newest is always kept.
-fn spare(by_age: &[TemplateInfo], policy: &TemplatePolicy) -> usize {
+fn count_spare(by_age: &[TemplateInfo], policy: &TemplatePolicy) -> usize {
     let mut left = by_age.len();
     let mut bytes: u64 = by_age.iter().map(|info| info.ram_bytes).sum();
     let mut spare = 0;
@@ -246,7 +246,7 @@ mod tests {
         ] {
             let templates: Vec<_> = sizes.iter().map(|bytes| template(*bytes)).collect();
             let policy = TemplatePolicy { count_max, bytes_max, ..TemplatePolicy::default() };
-            assert_eq!(spare(&templates, &policy), want, "{why}");
+            assert_eq!(count_spare(&templates, &policy), want, "{why}");
         }
     }
 }

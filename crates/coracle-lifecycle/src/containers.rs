@@ -16,7 +16,7 @@ use coracle_record::{AttachedImage, ContainerRecord, ContainerSpec, ContainerSta
 use coracle_types::Op;
 
 use super::input::{JobOutcome, JobResult, SessionId, Ticket};
-use super::lifecycle::again;
+use super::lifecycle::copy_error;
 use super::{Action, Answer, Failure, Scope, StepContext, Then};
 use crate::container_request::{ContainerEnd, ContainerImage, ContainerRequest};
 use crate::events::EventKind;
@@ -81,7 +81,7 @@ impl ContainerWork {
 
 impl StepContext {
     fn container_job(&mut self, actions: Vec<Action>, work: ContainerWork) {
-        self.busy(Scope::Run, actions, Then::Container(work));
+        self.begin_job(Scope::Run, actions, Then::Container(work));
     }
 
     pub(super) fn container_request(&mut self, ticket: Ticket, request: ContainerRequest) {
@@ -180,7 +180,7 @@ impl StepContext {
                 self.answer(ticket, Answer::Container(record));
                 return Ok(());
             }
-            ContainerState::Exited => return Err(self.container_refused(&id, "start", "it has ended")),
+            ContainerState::Exited => return Err(self.container_state_error(&id, "start", "it has ended")),
             ContainerState::Created => {}
         }
         self.container_guest("start a container")?;
@@ -197,7 +197,9 @@ impl StepContext {
                 self.answer(ticket, Answer::Container(record));
                 return Ok(());
             }
-            ContainerState::Created => return Err(self.container_refused(&id, "stop", "it was not started")),
+            ContainerState::Created => {
+                return Err(self.container_state_error(&id, "stop", "it was not started"));
+            }
         }
         self.container_guest("stop a container")?;
         self.state.container_stoppers.entry(id.clone()).or_default().push(ticket);
@@ -208,7 +210,7 @@ impl StepContext {
 
     fn kill_container(&mut self, ticket: Ticket, id: ContainerId, signal: i32) -> Result<(), HostError> {
         if self.container(&id)?.state != ContainerState::Running {
-            return Err(self.container_refused(&id, "signal", "it is not running"));
+            return Err(self.container_state_error(&id, "signal", "it is not running"));
         }
         self.container_guest("signal a container")?;
         let kill = Action::KillContainer(id.clone(), signal);
@@ -224,7 +226,7 @@ impl StepContext {
         metadata: BTreeMap<String, String>,
     ) -> Result<(), HostError> {
         if self.container(&id)?.state == ContainerState::Exited {
-            return Err(self.container_refused(&id, "update", "it has ended"));
+            return Err(self.container_state_error(&id, "update", "it has ended"));
         }
         self.container_guest("update a container")?;
         let update = Action::UpdateContainer(id.clone(), Box::new(limits(&resources)));
@@ -272,7 +274,7 @@ impl StepContext {
             (ContainerWork::UserRecorded { ticket, record }, Ok(_)) => {
                 let id = record.id.clone();
                 self.put(record);
-                self.container_recorded(ticket, &id);
+                self.on_container_recorded(ticket, &id);
             }
             (ContainerWork::Start { ticket, id }, Ok(outcome)) => {
                 let exit = match outcome {
@@ -285,7 +287,7 @@ impl StepContext {
             (ContainerWork::Update { ticket, id, resources, metadata }, Ok(_)) => {
                 self.record_update(ticket, id, *resources, metadata);
             }
-            (ContainerWork::Recorded { ticket, id }, Ok(_)) => self.container_recorded(ticket, &id),
+            (ContainerWork::Recorded { ticket, id }, Ok(_)) => self.on_container_recorded(ticket, &id),
             (ContainerWork::Remove { ticket, record }, Ok(_)) => self.remove_container_files(ticket, record),
             (ContainerWork::Removed { ticket, record }, Ok(_)) => {
                 self.detach_unused(vec![], PendingAnswer { ticket, outcome: Ok(record) });
@@ -295,24 +297,24 @@ impl StepContext {
                 self.answer(ticket, Answer::Failed(failure.error));
             }
             (ContainerWork::Detached { digests, end }, Ok(_)) if digests.is_empty() => {
-                self.container_forgotten(*end);
+                self.on_container_forgotten(*end);
             }
             (ContainerWork::Detached { digests, end }, Ok(_)) => {
                 self.state.record.images.retain(|image| !digests.contains(&image.digest));
                 let save = self.save_record();
                 self.container_job(vec![save], ContainerWork::DetachRecorded { end });
             }
-            (ContainerWork::DetachRecorded { end }, Ok(_)) => self.container_forgotten(*end),
+            (ContainerWork::DetachRecorded { end }, Ok(_)) => self.on_container_forgotten(*end),
             (ContainerWork::Detached { end, .. } | ContainerWork::DetachRecorded { end }, Err(failure)) => {
                 let error = failure.error.chain();
                 tracing::warn!(vm = %self.state.record.id, error, "image of a container not detached");
                 // The slot stays taken, and is reused for the same image.
-                self.container_forgotten(*end);
+                self.on_container_forgotten(*end);
             }
-            (ContainerWork::Changed { id }, result) => self.container_changed(&id, result),
+            (ContainerWork::Changed { id }, result) => self.on_container_changed(&id, result),
             (ContainerWork::Stop { .. }, Ok(_)) => {}
             (ContainerWork::Stop { id }, Err(Failure { error, .. })) => {
-                self.container_stop_failed(&id, error);
+                self.on_container_stop_failed(&id, error);
             }
             (work, Err(failure)) => {
                 if let Some(ticket) = work.ticket() {
@@ -361,7 +363,7 @@ impl StepContext {
         self.container_job(vec![save], ContainerWork::Recorded { ticket, id });
     }
 
-    fn container_recorded(&mut self, ticket: Ticket, id: &ContainerId) {
+    fn on_container_recorded(&mut self, ticket: Ticket, id: &ContainerId) {
         self.publish(EventKind::Updated);
         self.answer_container(ticket, id);
         self.answer_stopped(id);
@@ -376,13 +378,13 @@ impl StepContext {
             actions.extend(unused.iter().map(|image| Action::DetachDisk { slot: image.slot }));
         }
         if actions.is_empty() && unused.is_empty() {
-            return self.container_forgotten(end);
+            return self.on_container_forgotten(end);
         }
         let digests = unused.into_iter().map(|image| image.digest).collect();
         self.container_job(actions, ContainerWork::Detached { digests, end: Box::new(end) });
     }
 
-    fn container_forgotten(&mut self, PendingAnswer { ticket, outcome }: PendingAnswer) {
+    fn on_container_forgotten(&mut self, PendingAnswer { ticket, outcome }: PendingAnswer) {
         match outcome {
             Ok(record) => {
                 self.answer_container_stoppers(&record.id);
@@ -393,13 +395,13 @@ impl StepContext {
         }
     }
 
-    pub(super) fn container_started(&mut self, id: &ContainerId) {
+    pub(super) fn on_container_started(&mut self, id: &ContainerId) {
         if self.mark_started(id) {
             self.save_changed(id);
         }
     }
 
-    pub(super) fn container_exited(&mut self, end: ContainerEnd) {
+    pub(super) fn on_container_exited(&mut self, end: ContainerEnd) {
         match self.mark_exited(&end) {
             true => self.save_changed(&end.id),
             false => self.answer_stopped(&end.id),
@@ -459,21 +461,21 @@ impl StepContext {
         self.job(Scope::Vm, vec![save], then);
     }
 
-    fn container_changed(&mut self, id: &ContainerId, result: JobResult) {
+    fn on_container_changed(&mut self, id: &ContainerId, result: JobResult) {
         if let Err(Failure { error, .. }) = result {
             tracing::warn!(vm = %self.state.record.id, container = %id, error = error.chain(), "container not up to date");
             for ticket in self.state.container_stoppers.remove(id).unwrap_or_default() {
-                self.answer(ticket, Answer::Failed(again(&error)));
+                self.answer(ticket, Answer::Failed(copy_error(&error)));
             }
         }
         self.publish(EventKind::Updated);
         self.answer_stopped(id);
     }
 
-    fn container_stop_failed(&mut self, id: &ContainerId, error: HostError) {
+    fn on_container_stop_failed(&mut self, id: &ContainerId, error: HostError) {
         let mut error = Some(error);
         for ticket in self.state.container_stoppers.remove(id).unwrap_or_default() {
-            let why = || self.container_refused(id, "stop", "the guest did not end it");
+            let why = || self.container_state_error(id, "stop", "the guest did not end it");
             let error = error.take().unwrap_or_else(why);
             self.answer(ticket, Answer::Failed(error));
         }
@@ -528,7 +530,12 @@ impl StepContext {
         self.state.containers.get(id).cloned().ok_or_else(missing)
     }
 
-    fn container_refused(&self, id: &ContainerId, operation: &'static str, why: &'static str) -> HostError {
+    fn container_state_error(
+        &self,
+        id: &ContainerId,
+        operation: &'static str,
+        why: &'static str,
+    ) -> HostError {
         HostError::ContainerState { vm: self.name(), id: id.to_string(), operation, why }
     }
 

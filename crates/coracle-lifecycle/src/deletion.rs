@@ -13,7 +13,7 @@ use std::time::Duration;
 use coracle_types::VmState;
 
 use super::input::Ticket;
-use super::lifecycle::copy;
+use super::lifecycle::copy_result;
 use super::{Action, Effect, JobResult, Scope, StepContext, Then};
 use crate::events::EventKind;
 use crate::{HostError, files};
@@ -40,10 +40,10 @@ impl StepContext {
         if force {
             save = Action::Within(RECORD_LIMIT_FORCED, Box::new(save));
         }
-        self.busy(Scope::Vm, vec![save], Then::DeletionRecorded { force });
+        self.begin_job(Scope::Vm, vec![save], Then::DeletionRecorded { force });
     }
 
-    pub(super) fn deletion_recorded(&mut self, force: bool, result: JobResult) {
+    pub(super) fn on_deletion_recorded(&mut self, force: bool, result: JobResult) {
         match result.map_err(|failure| failure.error) {
             Ok(_) => {}
             Err(HostError::Files { source, .. })
@@ -52,7 +52,7 @@ impl StepContext {
             {
                 tracing::warn!(vm = %self.state.record.id, error = %source, "write record failed, deleting without it");
             }
-            Err(error) => return self.deletion_failed(error),
+            Err(error) => return self.on_deletion_failed(error),
         }
         self.publish(EventKind::Updated);
         self.end_for_deletion(force);
@@ -70,14 +70,14 @@ impl StepContext {
             true => Action::Within(END_LIMIT_FORCED, Box::new(Action::EndVmm)),
             false => Action::EndVmm,
         };
-        self.busy(Scope::Vm, vec![end], Then::DeletionEnded { force });
+        self.begin_job(Scope::Vm, vec![end], Then::DeletionEnded { force });
     }
 
-    pub(super) fn deletion_ended(&mut self, force: bool, result: JobResult) {
+    pub(super) fn on_deletion_ended(&mut self, force: bool, result: JobResult) {
         let vmm_left = result.is_err();
         if let Err(failure) = result {
             if !force {
-                return self.deletion_failed(failure.error);
+                return self.on_deletion_failed(failure.error);
             }
             let error = failure.error.chain();
             tracing::error!(vm = %self.state.record.id, error, "VMM left behind, deleting without it");
@@ -88,12 +88,12 @@ impl StepContext {
         if vmm_left {
             actions.insert(0, Action::Try(Box::new(Action::CutOff)));
         }
-        self.busy(Scope::Vm, actions, Then::Erased { vmm_left });
+        self.begin_job(Scope::Vm, actions, Then::Erased { vmm_left });
     }
 
-    pub(super) fn erased(&mut self, vmm_left: bool, result: JobResult) {
+    pub(super) fn on_erased(&mut self, vmm_left: bool, result: JobResult) {
         if let Err(failure) = result {
-            return self.deletion_failed(failure.error);
+            return self.on_deletion_failed(failure.error);
         }
         self.state.is_gone = true;
         self.effect(Effect::Gone { vmm_left });
@@ -106,14 +106,14 @@ impl StepContext {
     }
 
     /// The VM stays Deleting, and the deletion can be requested again.
-    fn deletion_failed(&mut self, error: HostError) {
+    fn on_deletion_failed(&mut self, error: HostError) {
         tracing::error!(vm = %self.state.record.id, error = error.chain(), "delete VM failed");
         self.answer_deleters(&Err(error));
     }
 
     fn answer_deleters(&mut self, result: &Result<(), HostError>) {
         for ticket in std::mem::take(&mut self.state.deleters) {
-            self.answer_result(ticket, copy(result));
+            self.answer_result(ticket, copy_result(result));
         }
     }
 }

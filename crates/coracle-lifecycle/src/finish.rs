@@ -22,7 +22,7 @@ const SYSTEM_POWER_OFF_GRACE: Duration = Duration::from_secs(60);
 /// Maximum length of a reason, characters.
 const REASON_MAX: usize = 500;
 
-fn ended(exit: &Exit) -> String {
+fn describe_exit(exit: &Exit) -> String {
     match (exit.signal, exit.code) {
         (0, code) => format!("the workload exited with code {code}"),
         (signal, _) => format!("the workload was killed by signal {signal}"),
@@ -30,30 +30,30 @@ fn ended(exit: &Exit) -> String {
 }
 
 impl StepContext {
-    pub(super) fn exited(&mut self, end: WorkloadEnd) {
+    pub(super) fn on_exited(&mut self, end: WorkloadEnd) {
         let record = &mut self.state.record;
         let why = if end.oom_killed { ", because the guest was out of memory" } else { "" };
-        record.message = format!("{}{why}", ended(&end.exit));
+        record.message = format!("{}{why}", describe_exit(&end.exit));
         record.exit = Some(end.exit);
         record.oom_killed = end.oom_killed;
         self.save_quietly();
     }
 
     /// Handles the end of the workload's output, once all of it has been read.
-    pub(super) fn drained(&mut self) {
+    pub(super) fn on_drained(&mut self) {
         let record = &self.state.record;
         let (request, exit) = (commit_request(&record.metadata), record.exit.clone());
         match (request, exit) {
             (Ok(Some(request)), Some(exit)) if exit.success() => {
                 self.stop_committing();
                 self.state.record.message =
-                    format!("{}; its image is made and pushed as {request}", ended(&exit));
+                    format!("{}; its image is made and pushed as {request}", describe_exit(&exit));
                 self.save_quietly();
                 self.state.committing = Some(request.clone());
                 self.effect(Effect::Commit(exit, request));
             }
             (Err(refused), Some(exit)) if exit.success() => {
-                self.no_image("", &refused.chain());
+                self.record_missing_image("", &refused.chain());
                 self.save_quietly();
                 self.ask_to_power_off(self.power_off_grace(), false);
             }
@@ -66,12 +66,12 @@ impl StepContext {
         if self.state.record.disk_image_vm.is_some() { SYSTEM_POWER_OFF_GRACE } else { POWER_OFF_GRACE }
     }
 
-    pub(super) fn committed(&mut self, outcome: Committed) {
+    pub(super) fn on_committed(&mut self, outcome: Committed) {
         let Some(request) = self.state.committing.take() else { return };
         match outcome {
             Ok(Some(digest)) => {
                 tracing::info!(vm = %self.state.record.id, image = %request, %digest, "image of a VM pushed");
-                let end = self.state.record.exit.as_ref().map(ended).unwrap_or_default();
+                let end = self.state.record.exit.as_ref().map(describe_exit).unwrap_or_default();
                 self.state.record.message = format!("{end}; pushed as {request}");
                 self.state.record.committed = Some(digest.to_string());
             }
@@ -79,7 +79,7 @@ impl StepContext {
             Ok(None) => {}
             Err(why) => {
                 tracing::error!(vm = %self.state.record.id, image = %request, error = why, "image of a VM not pushed");
-                self.no_image(&format!(" as {request}"), &why);
+                self.record_missing_image(&format!(" as {request}"), &why);
             }
         }
         self.save_quietly();
@@ -96,13 +96,13 @@ impl StepContext {
     /// Returns the final message of a run: it says that no image was pushed, if one was being made.
     pub(super) fn final_message(&mut self, message: String) -> String {
         let Some(request) = self.state.committing.take() else { return message };
-        self.no_image(&format!(" as {request}"), "the VM was stopped first");
+        self.record_missing_image(&format!(" as {request}"), "the VM was stopped first");
         self.state.record.message.clone()
     }
 
-    fn no_image(&mut self, place: &str, why: &str) {
+    fn record_missing_image(&mut self, place: &str, why: &str) {
         let why: String = why.chars().filter(|c| !c.is_control()).take(REASON_MAX).collect();
-        let end = self.state.record.exit.as_ref().map(ended).unwrap_or_default();
+        let end = self.state.record.exit.as_ref().map(describe_exit).unwrap_or_default();
         self.state.record.message = format!("{end}; no image was pushed{place}: {why}");
     }
 }

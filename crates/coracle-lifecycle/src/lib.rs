@@ -70,10 +70,10 @@ pub fn step(state: State, input: Input, now: Now) -> (State, Vec<Effect>) {
     match input {
         Input::Begin => context.begin(),
         Input::Call(ticket, call) => context.receive(ticket, call),
-        Input::Run(run, event) if run == context.state.run => context.run_event(event),
+        Input::Run(run, event) if run == context.state.run => context.on_run_event(event),
         Input::Run(..) => {}
-        Input::Done(job, result) => context.job_ended(job, result),
-        Input::Timer => context.timer(),
+        Input::Done(job, result) => context.on_job_ended(job, result),
+        Input::Timer => context.on_timer(),
     }
     context.take_next();
     (context.state, context.effects)
@@ -113,7 +113,7 @@ impl StepContext {
     }
 
     /// Starts a job, which is under way from now on.
-    fn busy(&mut self, scope: Scope, actions: Vec<Action>, then: Then) {
+    fn begin_job(&mut self, scope: Scope, actions: Vec<Action>, then: Then) {
         let id = self.job(scope, actions, then);
         self.state.busy = Some(id);
     }
@@ -152,7 +152,7 @@ impl StepContext {
     }
 
     /// Returns the error that something else took precedence.
-    fn interrupted(&self, why: &'static str) -> HostError {
+    fn interrupted_error(&self, why: &'static str) -> HostError {
         let source = Refused { state: self.vm_state(), why, transient: true };
         HostError::Refused { name: self.name(), source }
     }
@@ -160,11 +160,11 @@ impl StepContext {
     /// Returns the session, for a call to the guest.
     fn present_guest(&self, operation: &'static str) -> Result<SessionId, HostError> {
         let absent =
-            || self.guest_failed(operation, GuestError::unavailable("the guest agent is not connected"));
+            || self.guest_error(operation, GuestError::unavailable("the guest agent is not connected"));
         self.state.session.ok_or_else(absent)
     }
 
-    fn guest_failed(&self, operation: &'static str, source: GuestError) -> HostError {
+    fn guest_error(&self, operation: &'static str, source: GuestError) -> HostError {
         HostError::Guest { name: self.name(), operation, source }
     }
 }

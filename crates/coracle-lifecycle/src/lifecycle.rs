@@ -23,10 +23,10 @@ impl StepContext {
     /// Begins the adoption after a start of the daemon: looks for the VMM.
     pub(super) fn begin(&mut self) {
         let logs = self.state.containers.values().cloned().collect();
-        self.busy(Scope::Run, vec![Action::OpenLogs(logs), Action::Find], Then::Found);
+        self.begin_job(Scope::Run, vec![Action::OpenLogs(logs), Action::Find], Then::Found);
     }
 
-    pub(super) fn found(&mut self, found: Option<RunningVmm>) {
+    pub(super) fn on_vmm_found(&mut self, found: Option<RunningVmm>) {
         let record = &self.state.record;
         let seen = match &found {
             None => FoundVmm::Nothing,
@@ -45,7 +45,7 @@ impl StepContext {
                 self.end_run(state, message);
             }
             (Adoption::Start, _) => {
-                self.busy(Scope::Vm, vec![Action::EndVmm], Then::ReadyToBoot);
+                self.begin_job(Scope::Vm, vec![Action::EndVmm], Then::ReadyToBoot);
             }
             (Adoption::FinishStop, _) => self.end_run(VmState::Stopped, String::new()),
             (Adoption::Lost, _) | (Adoption::Attach | Adoption::ResumeGuest, None) => {
@@ -58,17 +58,17 @@ impl StepContext {
 
     /// Adopts a running VMM and restores the recorded power state.
     fn attach(&mut self, vmm: RunningVmm) {
-        self.runs_in(&vmm);
+        self.record_vmm(&vmm);
         self.effect(Effect::Watch(vmm.process));
         if self.vm_state() == VmState::Starting {
             self.state.boot_began = self.now.at;
             return self.effect(Effect::Boot);
         }
-        self.busy(Scope::Run, vec![Action::RestoreNetwork], Then::Adopted { network: None });
+        self.begin_job(Scope::Run, vec![Action::RestoreNetwork], Then::Adopted { network: None });
     }
 
     /// Handles the restored network, then the restored power state, or the failure of either.
-    pub(super) fn adopted(&mut self, network: Option<String>, result: JobResult) {
+    pub(super) fn on_adopted(&mut self, network: Option<String>, result: JobResult) {
         let Some(message) = network else {
             let message = match result {
                 Ok(_) if self.state.record.message.starts_with(CUT_OFF) => String::new(),
@@ -80,7 +80,7 @@ impl StepContext {
                 }
             };
             let power = self.power_action();
-            return self.busy(Scope::Run, vec![power], Then::Adopted { network: Some(message) });
+            return self.begin_job(Scope::Run, vec![power], Then::Adopted { network: Some(message) });
         };
         let mut changed = self.state.record.message != message;
         self.state.record.message = message;
@@ -115,7 +115,7 @@ impl StepContext {
     }
 
     /// Records the VMM that runs now.
-    fn runs_in(&mut self, vmm: &RunningVmm) {
+    fn record_vmm(&mut self, vmm: &RunningVmm) {
         let record = &mut self.state.record;
         record.instance = Some(vmm.instance.clone());
         record.process = Some(vmm.process);
@@ -154,10 +154,10 @@ impl StepContext {
         self.state.boot_began = self.now.at;
         self.effect(Effect::Boot);
         lost.push(self.save_record());
-        self.busy(Scope::Vm, lost, Then::BootRecorded { before });
+        self.begin_job(Scope::Vm, lost, Then::BootRecorded { before });
     }
 
-    pub(super) fn boot_recorded(&mut self, before: VmState, result: JobResult) {
+    pub(super) fn on_boot_recorded(&mut self, before: VmState, result: JobResult) {
         match result {
             Ok(_) => self.publish(EventKind::of_change(before, self.vm_state())),
             Err(failure) => {
@@ -168,8 +168,8 @@ impl StepContext {
         }
     }
 
-    pub(super) fn spawned(&mut self, vmm: &RunningVmm, from: StartedFrom) {
-        self.runs_in(vmm);
+    pub(super) fn on_spawned(&mut self, vmm: &RunningVmm, from: StartedFrom) {
+        self.record_vmm(vmm);
         let record = &mut self.state.record;
         record.template = from.template;
         record.premounted = from.premounted;
@@ -180,15 +180,15 @@ impl StepContext {
 
     /// Handles a VMM that has loaded the memory. As soon as the guest runs it changes its disks, so the memory file is marked
     /// as used before.
-    pub(super) fn loaded(&mut self, vmm: RunningVmm) {
+    pub(super) fn on_loaded(&mut self, vmm: RunningVmm) {
         let saved = self.state.record.saved.take().map(Box::new);
-        self.runs_in(&vmm);
+        self.record_vmm(&vmm);
         let save = self.save_record();
         self.supersede();
-        self.busy(Scope::Vm, vec![save], Then::LoadRecorded { vmm, saved });
+        self.begin_job(Scope::Vm, vec![save], Then::LoadRecorded { vmm, saved });
     }
 
-    pub(super) fn load_recorded(
+    pub(super) fn on_load_recorded(
         &mut self,
         vmm: &RunningVmm,
         saved: Option<Box<SavedMemory>>,
@@ -208,7 +208,7 @@ impl StepContext {
         }
     }
 
-    pub(super) fn booted(&mut self, Up { session, identity, workload }: Up) {
+    pub(super) fn on_booted(&mut self, Up { session, identity, workload }: Up) {
         let took = self.now.at.saturating_duration_since(self.state.boot_began);
         let record = &mut self.state.record;
         record.started_at = Some(self.now.time);
@@ -223,7 +223,7 @@ impl StepContext {
         self.state.settle_due = session.is_some();
         let save = self.save_record();
         self.supersede();
-        self.busy(Scope::Vm, vec![save], Then::RunRecorded { session });
+        self.begin_job(Scope::Vm, vec![save], Then::RunRecorded { session });
     }
 
     /// Drops the write that is under way, because the next one contains more.
@@ -233,7 +233,7 @@ impl StepContext {
         }
     }
 
-    pub(super) fn run_recorded(&mut self, session: Option<SessionId>, result: JobResult) {
+    pub(super) fn on_run_recorded(&mut self, session: Option<SessionId>, result: JobResult) {
         match result {
             Ok(_) => {
                 self.publish(EventKind::of_change(VmState::Starting, VmState::Running));
@@ -246,7 +246,7 @@ impl StepContext {
         self.forget_saved();
     }
 
-    pub(super) fn boot_failed(&mut self, error: HostError) {
+    pub(super) fn on_boot_failed(&mut self, error: HostError) {
         let message = error.chain();
         tracing::warn!(vm = %self.state.record.id, error = message, "start VM failed");
         // The VM is intact as long as its memory exists.
@@ -267,7 +267,7 @@ impl StepContext {
     /// the same path.
     pub(super) fn forget_saved(&mut self) {
         if self.state.record.saved.is_none() {
-            self.busy(Scope::Vm, vec![Action::RemoveSavedMemory], Then::Nothing("remove used memory"));
+            self.begin_job(Scope::Vm, vec![Action::RemoveSavedMemory], Then::Nothing("remove used memory"));
         }
     }
 
@@ -290,7 +290,7 @@ impl StepContext {
     }
 
     /// Asks the guest to power off, even if the stop could not be recorded.
-    pub(super) fn stop_recorded(&mut self, grace: Duration, paused: bool, result: JobResult) {
+    pub(super) fn on_stop_recorded(&mut self, grace: Duration, paused: bool, result: JobResult) {
         match result {
             Ok(_) => self.publish(EventKind::Updated),
             Err(failure) => {
@@ -309,13 +309,13 @@ impl StepContext {
         self.job(Scope::Run, actions, Then::Nothing("ask guest to power off"));
     }
 
-    pub(super) fn timer(&mut self) {
+    pub(super) fn on_timer(&mut self) {
         if self.state.kill_at.is_some_and(|at| at <= self.now.at) {
             self.end_run(VmState::Stopped, "killed: the guest did not power off in time".to_owned());
         }
     }
 
-    pub(super) fn vmm_gone(&mut self, last_words: &str) {
+    pub(super) fn on_vmm_gone(&mut self, last_words: &str) {
         let record = &self.state.record;
         match record.state {
             // The boot job notices this, too, and has more information.
@@ -335,7 +335,7 @@ impl StepContext {
         let message = self.final_message(message);
         self.leave_run();
         let actions = vec![Action::EndVmm];
-        self.busy(Scope::Vm, actions, Then::Ended { state, message });
+        self.begin_job(Scope::Vm, actions, Then::Ended { state, message });
     }
 
     /// Leaves the run: later reports of its jobs are ignored.
@@ -353,7 +353,7 @@ impl StepContext {
         self.effect(Effect::SetPaused(false));
     }
 
-    pub(super) fn ended(&mut self, state: VmState, message: String, result: JobResult) {
+    pub(super) fn on_ended(&mut self, state: VmState, message: String, result: JobResult) {
         let failed = result.err().map(|failure| failure.error);
         match &failed {
             Some(error) => {
@@ -374,11 +374,11 @@ impl StepContext {
         record.message = message;
         let before = std::mem::replace(&mut record.state, state);
         actions.push(self.save_record());
-        self.busy(Scope::Vm, actions, Then::EndRecorded { before, failed });
+        self.begin_job(Scope::Vm, actions, Then::EndRecorded { before, failed });
     }
 
     /// An end that was not recorded is not acknowledged, and the callers get the reason.
-    pub(super) fn end_recorded(&mut self, before: VmState, failed: Option<HostError>, result: JobResult) {
+    pub(super) fn on_end_recorded(&mut self, before: VmState, failed: Option<HostError>, result: JobResult) {
         self.state.unsaved = result.is_err();
         match &result {
             Ok(_) => self.publish(EventKind::of_change(before, self.vm_state())),
@@ -392,14 +392,14 @@ impl StepContext {
         self.answer_starters(Err(error));
         let outcome = result.map(drop).map_err(|failure| failure.error).and(failed.map_or(Ok(()), Err));
         for ticket in std::mem::take(&mut self.state.stoppers) {
-            self.answer_result(ticket, copy(&outcome));
+            self.answer_result(ticket, copy_result(&outcome));
         }
         for id in self.state.containers.keys().cloned().collect::<Vec<_>>() {
             self.answer_container_stoppers(&id);
         }
     }
 
-    pub(super) fn state_recorded(&mut self, before: VmState, ticket: Ticket, result: JobResult) {
+    pub(super) fn on_state_recorded(&mut self, before: VmState, ticket: Ticket, result: JobResult) {
         self.state.unsaved = result.is_err();
         if result.is_ok() {
             self.publish(EventKind::of_change(before, self.vm_state()));
@@ -422,12 +422,12 @@ impl StepContext {
 }
 
 /// Copies a result for one more caller.
-pub(super) fn copy(result: &Result<(), HostError>) -> Result<(), HostError> {
-    result.as_ref().err().map(again).map_or(Ok(()), Err)
+pub(super) fn copy_result(result: &Result<(), HostError>) -> Result<(), HostError> {
+    result.as_ref().err().map(copy_error).map_or(Ok(()), Err)
 }
 
 /// Copies an error for one more caller.
-pub(super) fn again(error: &HostError) -> HostError {
+pub(super) fn copy_error(error: &HostError) -> HostError {
     match error {
         HostError::Files { operation, id, source } => {
             let source = std::io::Error::new(source.kind(), source.to_string());

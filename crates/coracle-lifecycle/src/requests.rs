@@ -19,7 +19,7 @@ impl StepContext {
             match self.state.waiting.len() < WAITING_MAX {
                 true => self.state.waiting.push_back((ticket, call)),
                 false => {
-                    let error = self.interrupted("too many requests wait for it");
+                    let error = self.interrupted_error("too many requests wait for it");
                     self.answer(ticket, Answer::Failed(error));
                 }
             }
@@ -103,7 +103,7 @@ impl StepContext {
         let Some((_, then)) = self.state.jobs.remove(&job).map(|job| *job) else { return false };
         self.effect(Effect::Cancel(job));
         if let Some(ticket) = then.ticket() {
-            let error = self.interrupted(why);
+            let error = self.interrupted_error(why);
             self.answer(ticket, Answer::Failed(error));
         }
         if let Then::Container(
@@ -154,7 +154,7 @@ impl StepContext {
         }
         self.state.record.message.clear();
         let save = self.save_record();
-        self.busy(Scope::Vm, vec![save], Then::StateRecorded { before, ticket });
+        self.begin_job(Scope::Vm, vec![save], Then::StateRecorded { before, ticket });
     }
 
     pub(super) fn suspend(&mut self, op: Op, ticket: Ticket) {

@@ -6,16 +6,16 @@ use crate::events::EventKind;
 use coracle_types::VmState;
 
 impl StepContext {
-    pub(super) fn run_event(&mut self, event: RunEvent) {
+    pub(super) fn on_run_event(&mut self, event: RunEvent) {
         if !self.vm_state().has_vmm() {
             return;
         }
         match event {
-            RunEvent::Spawned(vmm, from) => self.spawned(&vmm, from),
-            RunEvent::Loaded(vmm) => self.loaded(vmm),
-            RunEvent::Booted(Ok(up)) if self.vm_state() == VmState::Starting => self.booted(up),
+            RunEvent::Spawned(vmm, from) => self.on_spawned(&vmm, from),
+            RunEvent::Loaded(vmm) => self.on_loaded(vmm),
+            RunEvent::Booted(Ok(up)) if self.vm_state() == VmState::Starting => self.on_booted(up),
             RunEvent::Booted(Ok(_)) => {}
-            RunEvent::Booted(Err(error)) => self.boot_failed(error),
+            RunEvent::Booted(Err(error)) => self.on_boot_failed(error),
             RunEvent::HookInterrupted(session) => {
                 self.state.post_snapshot_due = true;
                 // The next session may have begun before this report arrived.
@@ -24,12 +24,12 @@ impl StepContext {
                 }
             }
             RunEvent::Session(session) => self.session(session),
-            RunEvent::Exited(end) => self.exited(end),
-            RunEvent::Drained => self.drained(),
-            RunEvent::ContainerStarted(id) => self.container_started(&id),
-            RunEvent::ContainerExited(end) => self.container_exited(end),
-            RunEvent::Committed(outcome) => self.committed(outcome),
-            RunEvent::VmmGone { last_words } => self.vmm_gone(&last_words),
+            RunEvent::Exited(end) => self.on_exited(end),
+            RunEvent::Drained => self.on_drained(),
+            RunEvent::ContainerStarted(id) => self.on_container_started(&id),
+            RunEvent::ContainerExited(end) => self.on_container_exited(end),
+            RunEvent::Committed(outcome) => self.on_committed(outcome),
+            RunEvent::VmmGone { last_words } => self.on_vmm_gone(&last_words),
         }
     }
 
@@ -47,7 +47,7 @@ impl StepContext {
     }
 
     /// Handles the result of a job. A job that was cancelled meanwhile is unknown.
-    pub(super) fn job_ended(&mut self, job: JobId, result: JobResult) {
+    pub(super) fn on_job_ended(&mut self, job: JobId, result: JobResult) {
         let Some((_, then)) = self.state.jobs.remove(&job).map(|job| *job) else { return };
         if self.state.busy == Some(job) {
             self.state.busy = None;
@@ -63,9 +63,9 @@ impl StepContext {
                     Ok(JobOutcome::Found(found)) => found,
                     _ => None,
                 };
-                self.found(found);
+                self.on_vmm_found(found);
             }
-            Then::Adopted { network } => self.adopted(network, result),
+            Then::Adopted { network } => self.on_adopted(network, result),
             Then::ReadyToBoot => match result {
                 Ok(_) => {
                     self.state.record.instance = None;
@@ -73,16 +73,16 @@ impl StepContext {
                 }
                 Err(failure) => self.end_run(VmState::Failed, failure.error.chain()),
             },
-            Then::BootRecorded { before } => self.boot_recorded(before, result),
-            Then::RunRecorded { session } => self.run_recorded(session, result),
-            Then::LoadRecorded { vmm, saved } => self.load_recorded(&vmm, saved, result),
-            Then::StateRecorded { before, ticket } => self.state_recorded(before, ticket, result),
-            Then::StopRecorded { grace, paused } => self.stop_recorded(grace, paused, result),
-            Then::Ended { state, message } => self.ended(state, message, result),
-            Then::EndRecorded { before, failed } => self.end_recorded(before, failed, result),
-            Then::DeletionRecorded { force } => self.deletion_recorded(force, result),
-            Then::DeletionEnded { force } => self.deletion_ended(force, result),
-            Then::Erased { vmm_left } => self.erased(vmm_left, result),
+            Then::BootRecorded { before } => self.on_boot_recorded(before, result),
+            Then::RunRecorded { session } => self.on_run_recorded(session, result),
+            Then::LoadRecorded { vmm, saved } => self.on_load_recorded(&vmm, saved, result),
+            Then::StateRecorded { before, ticket } => self.on_state_recorded(before, ticket, result),
+            Then::StopRecorded { grace, paused } => self.on_stop_recorded(grace, paused, result),
+            Then::Ended { state, message } => self.on_ended(state, message, result),
+            Then::EndRecorded { before, failed } => self.on_end_recorded(before, failed, result),
+            Then::DeletionRecorded { force } => self.on_deletion_recorded(force, result),
+            Then::DeletionEnded { force } => self.on_deletion_ended(force, result),
+            Then::Erased { vmm_left } => self.on_erased(vmm_left, result),
             Then::Memory(work) => self.memory_work(work, result),
             Then::Volume(work) => self.volume_work(work, result),
             Then::Container(work) => self.container_work(work, result),

@@ -32,7 +32,7 @@ pub(crate) enum SettleWork {
 
 impl StepContext {
     fn settle_job(&mut self, actions: Vec<Action>, work: SettleWork) {
-        self.busy(Scope::Run, actions, Then::Settle(work));
+        self.begin_job(Scope::Run, actions, Then::Settle(work));
     }
 
     pub(super) fn begin_settling(&mut self) {
@@ -49,7 +49,7 @@ impl StepContext {
 
     /// Handles the report of a disk image VM's agent. After a reboot of the guest the agent has lost its state: it is
     /// configured, and its command is started again.
-    fn system_inspected(&mut self, result: JobResult) {
+    fn on_system_inspected(&mut self, result: JobResult) {
         let Ok(JobOutcome::System { configured, has_command, output_end }) = result else {
             self.warn("inspect the system", &result);
             return self.settle_volumes();
@@ -79,18 +79,18 @@ impl StepContext {
 
     pub(super) fn settle_work(&mut self, work: SettleWork, result: JobResult) {
         match work {
-            SettleWork::Inspected => self.system_inspected(result),
+            SettleWork::Inspected => self.on_system_inspected(result),
             SettleWork::Configured => {
                 self.warn("configure a rebooted guest", &result);
                 self.settle_volumes();
             }
             SettleWork::CommandStarted => {
                 self.warn("start the command of a rebooted guest", &result);
-                self.settled();
+                self.on_settled();
             }
             SettleWork::Volume { volume, rest } => match result {
                 Ok(_) if volume.phase == VolumePhase::Attached => {
-                    self.mounted(&volume);
+                    self.mark_mounted(&volume);
                     self.settle_next_volume(rest);
                 }
                 Ok(_) => {
@@ -105,7 +105,7 @@ impl StepContext {
                 }
             },
             SettleWork::VolumeRecorded { rest } => self.settle_next_volume(rest),
-            SettleWork::Listed => self.containers_listed(result),
+            SettleWork::Listed => self.on_containers_listed(result),
             SettleWork::Container { id, decision, rest } => {
                 match result {
                     Ok(_) => {}
@@ -122,18 +122,18 @@ impl StepContext {
     fn settle_containers(&mut self) {
         match self.state.record.sandbox.is_some() {
             true => self.settle_job(vec![Action::ListContainers], SettleWork::Listed),
-            false => self.settled(),
+            false => self.on_settled(),
         }
     }
 
-    fn containers_listed(&mut self, result: JobResult) {
+    fn on_containers_listed(&mut self, result: JobResult) {
         let listed = match result {
             Ok(JobOutcome::Containers(listed)) => listed,
-            Ok(_) => return self.settled(),
+            Ok(_) => return self.on_settled(),
             Err(failure) => {
                 let error = failure.error.chain();
                 tracing::warn!(vm = %self.state.record.id, error, "containers not settled");
-                return self.settled();
+                return self.on_settled();
             }
         };
         let states: BTreeMap<ContainerId, _> =
@@ -155,7 +155,7 @@ impl StepContext {
                 Settle::Keep => vec![],
                 Settle::Make => self.make_again(&id),
                 Settle::Started => {
-                    self.container_started(&id);
+                    self.on_container_started(&id);
                     vec![]
                 }
                 Settle::Lost => {
@@ -168,7 +168,7 @@ impl StepContext {
                 return self.settle_job(actions, SettleWork::Container { id, decision, rest });
             }
         }
-        self.settled();
+        self.on_settled();
     }
 
     fn make_again(&mut self, id: &ContainerId) -> Vec<Action> {
@@ -182,7 +182,7 @@ impl StepContext {
         }
     }
 
-    fn settled(&mut self) {
+    fn on_settled(&mut self) {
         if std::mem::take(&mut self.state.command_due) && self.admit(Op::Guest).is_ok() {
             return self.settle_job(vec![Action::StartCommand], SettleWork::CommandStarted);
         }

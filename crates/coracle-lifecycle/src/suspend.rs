@@ -86,14 +86,14 @@ impl StepContext {
     }
 
     fn memory_job(&mut self, actions: Vec<Action>, work: MemoryWork) {
-        self.busy(Scope::Run, actions, Then::Memory(work));
+        self.begin_job(Scope::Run, actions, Then::Memory(work));
     }
 
     pub(super) fn memory_work(&mut self, work: MemoryWork, result: JobResult) {
         match work {
-            MemoryWork::Power { ticket, before } => self.power_set(ticket, before, result),
+            MemoryWork::Power { ticket, before } => self.on_power_set(ticket, before, result),
             MemoryWork::PowerUndone { ticket, error } => self.answer(ticket, Answer::Failed(error)),
-            MemoryWork::Hibernating { ticket, before } => self.hibernating(ticket, before, result),
+            MemoryWork::Hibernating { ticket, before } => self.on_hibernating(ticket, before, result),
             MemoryWork::HibernationSaved { ticket, before, agent } => match saved_by(result, agent) {
                 Ok(saved) => self.record_hibernation(ticket, before, *saved),
                 Err(error) => self.undo_hibernation(ticket, before, error),
@@ -116,7 +116,7 @@ impl StepContext {
             }
             MemoryWork::HookRun { ticket, dir } => match result {
                 Ok(_) => self.reserve_copy(ticket, dir),
-                Err(failure) => self.copy_failed(ticket, failure.error),
+                Err(failure) => self.on_copy_failed(ticket, failure.error),
             },
             MemoryWork::CopyReserved { ticket, dir } => match result {
                 Ok(outcome) => {
@@ -125,7 +125,7 @@ impl StepContext {
                     let work = MemoryWork::Copied { ticket, dir, agent: agent_of(outcome) };
                     self.memory_job(vec![Action::AwaitHangup, Action::Pause, save], work);
                 }
-                Err(failure) => self.copy_failed(ticket, failure.error),
+                Err(failure) => self.on_copy_failed(ticket, failure.error),
             },
             MemoryWork::Copied { ticket, dir, agent } => {
                 let copied = saved_by(result, agent);
@@ -133,19 +133,21 @@ impl StepContext {
                 let power = self.power_action();
                 self.memory_job(vec![power], MemoryWork::CopyResumed { ticket, dir, copied });
             }
-            MemoryWork::CopyResumed { ticket, dir, copied } => self.copy_resumed(ticket, dir, copied, result),
+            MemoryWork::CopyResumed { ticket, dir, copied } => {
+                self.on_copy_resumed(ticket, dir, copied, result)
+            }
             MemoryWork::CopySynced { ticket, saved } => match result {
-                Ok(_) => self.copy_done(ticket, saved),
-                Err(failure) => self.copy_failed(ticket, failure.error),
+                Ok(_) => self.on_copy_done(ticket, saved),
+                Err(failure) => self.on_copy_failed(ticket, failure.error),
             },
             MemoryWork::RestCopied { ticket, saved } => match result {
-                Ok(_) => self.copy_done(ticket, saved),
-                Err(failure) => self.copy_failed(ticket, failure.error),
+                Ok(_) => self.on_copy_done(ticket, saved),
+                Err(failure) => self.on_copy_failed(ticket, failure.error),
             },
         }
     }
 
-    fn power_set(&mut self, ticket: Ticket, before: VmState, result: JobResult) {
+    fn on_power_set(&mut self, ticket: Ticket, before: VmState, result: JobResult) {
         let Err(failure) = result else {
             self.publish(EventKind::of_change(before, self.vm_state()));
             return self.answer(ticket, Answer::Done);
@@ -157,7 +159,7 @@ impl StepContext {
         self.memory_job(actions, MemoryWork::PowerUndone { ticket, error: failure.error });
     }
 
-    fn cannot_save(&self) -> Result<(), HostError> {
+    fn check_can_save(&self) -> Result<(), HostError> {
         let (name, driver) = (self.name(), self.state.abilities.driver);
         let what = "save the memory of a VM";
         let can_save = self.state.abilities.can_save;
@@ -165,7 +167,7 @@ impl StepContext {
     }
 
     pub(super) fn hibernate(&mut self, ticket: Ticket) {
-        if let Err(error) = self.cannot_save() {
+        if let Err(error) = self.check_can_save() {
             return self.answer(ticket, Answer::Failed(error));
         }
         let before = std::mem::replace(&mut self.state.record.state, VmState::Hibernating);
@@ -174,7 +176,7 @@ impl StepContext {
         self.memory_job(actions, MemoryWork::Hibernating { ticket, before });
     }
 
-    fn hibernating(&mut self, ticket: Ticket, before: VmState, result: JobResult) {
+    fn on_hibernating(&mut self, ticket: Ticket, before: VmState, result: JobResult) {
         match result {
             Ok(outcome) => {
                 self.leave_guest();
@@ -222,14 +224,14 @@ impl StepContext {
     /// Copies memory and disk of one instant into `dir` and restores the power state. The copy is synced before the answer.
     pub(super) fn snapshot(&mut self, ticket: Ticket, dir: PathBuf) {
         if self.state.record.volumes.iter().any(is_written) {
-            let error = self.has_volumes();
-            return self.copy_failed(ticket, error);
+            let error = self.volumes_error();
+            return self.on_copy_failed(ticket, error);
         }
         if self.vm_state() == VmState::Hibernated {
             let Some(saved) = self.state.record.saved.clone().map(Box::new) else {
                 let (name, driver) = (self.name(), self.state.abilities.driver);
                 let what = "save the memory of a VM";
-                return self.copy_failed(ticket, HostError::Unsupported { name, driver, what });
+                return self.on_copy_failed(ticket, HostError::Unsupported { name, driver, what });
             };
             let work = MemoryWork::RestCopied { ticket, saved };
             return self.memory_job(vec![Action::CopySaved(dir)], work);
@@ -244,14 +246,14 @@ impl StepContext {
     }
 
     fn reserve_copy(&mut self, ticket: Ticket, dir: PathBuf) {
-        if let Err(error) = self.cannot_save() {
-            return self.copy_failed(ticket, error);
+        if let Err(error) = self.check_can_save() {
+            return self.on_copy_failed(ticket, error);
         }
         let actions = vec![Action::ReserveMemory(SaveTo::Copy(dir.clone())), Action::AskAgentVersion];
         self.memory_job(actions, MemoryWork::CopyReserved { ticket, dir });
     }
 
-    fn copy_resumed(
+    fn on_copy_resumed(
         &mut self,
         ticket: Ticket,
         dir: PathBuf,
@@ -263,17 +265,17 @@ impl StepContext {
             (Ok(saved), Ok(_)) => {
                 self.memory_job(vec![Action::SyncCopy(dir)], MemoryWork::CopySynced { ticket, saved });
             }
-            (Err(error), _) => self.copy_failed(ticket, error),
-            (Ok(_), Err(failure)) => self.copy_failed(ticket, failure.error),
+            (Err(error), _) => self.on_copy_failed(ticket, error),
+            (Ok(_), Err(failure)) => self.on_copy_failed(ticket, failure.error),
         }
     }
 
-    fn copy_done(&mut self, ticket: Ticket, saved: Box<SavedMemory>) {
+    fn on_copy_done(&mut self, ticket: Ticket, saved: Box<SavedMemory>) {
         self.run_post_snapshot_hook();
         self.answer(ticket, Answer::Copied(saved));
     }
 
-    fn copy_failed(&mut self, ticket: Ticket, error: HostError) {
+    fn on_copy_failed(&mut self, ticket: Ticket, error: HostError) {
         self.run_post_snapshot_hook();
         self.answer(ticket, Answer::Failed(error));
     }
@@ -286,7 +288,7 @@ impl StepContext {
     }
 
     /// Returns the error that a copy would use files that the original writes.
-    fn has_volumes(&self) -> HostError {
+    fn volumes_error(&self) -> HostError {
         let written = self.state.record.volumes.iter().filter(|volume| is_written(volume));
         let names: Vec<_> = written.map(|volume| volume.name.as_str()).collect();
         let name = &self.state.record.name;

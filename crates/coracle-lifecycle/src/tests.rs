@@ -237,7 +237,7 @@ impl World {
         if let Input::Done(job, result) = &input {
             let (_, actions) = self.running.remove(job).unwrap_or((Scope::Vm, vec![]));
             let done = result.as_ref().map_or_else(|failure| failure.done, |_| actions.len());
-            actions.iter().take(done).for_each(|action| self.happened(action));
+            actions.iter().take(done).for_each(|action| self.apply_action(action));
         }
         let now = Now { at: self.began + Duration::from_secs(1), time: UnixMillis(1000) };
         let (state, effects) = step(self.state.take().unwrap(), input, now);
@@ -248,9 +248,9 @@ impl World {
     }
 
     /// Applies an action that was carried out.
-    fn happened(&mut self, action: &Action) {
+    fn apply_action(&mut self, action: &Action) {
         match action {
-            Action::Try(action) | Action::Within(_, action) => self.happened(action),
+            Action::Try(action) | Action::Within(_, action) => self.apply_action(action),
             Action::SaveRecord(_, record) => self.record = (**record).clone(),
             Action::SaveContainer(write, record) if self.is_latest(&record.id, *write) => {
                 self.containers.insert(record.id.clone(), record.clone());
@@ -401,7 +401,7 @@ fn no_space() -> HostError {
 }
 
 /// Returns the error of a reached time limit.
-fn late() -> HostError {
+fn time_limit_error() -> HostError {
     let source = io::ErrorKind::TimedOut.into();
     HostError::Files { operation: "end the VMM", id: example("web", VmState::Stopped).id, source }
 }

@@ -50,7 +50,7 @@ impl VolumeWork {
 
 impl StepContext {
     fn volume_job(&mut self, actions: Vec<Action>, work: VolumeWork) {
-        self.busy(Scope::Run, actions, Then::Volume(work));
+        self.begin_job(Scope::Run, actions, Then::Volume(work));
     }
 
     pub(super) fn attach_volume(&mut self, ticket: Ticket, request: &VolumeRequest, found: VolumeSource) {
@@ -93,7 +93,7 @@ impl StepContext {
         actions
     }
 
-    pub(super) fn mounted(&mut self, volume: &Volume) {
+    pub(super) fn mark_mounted(&mut self, volume: &Volume) {
         if volume.kind == VolumeKind::SharedDir {
             self.effect(Effect::ServeSharedDir(volume.name.clone()));
         }
@@ -138,9 +138,9 @@ impl StepContext {
         match (work, result) {
             (VolumeWork::Attached { ticket, volume }, Ok(_)) => {
                 if volume.phase == VolumePhase::Attached {
-                    return self.volume_done(ticket);
+                    return self.on_volume_done(ticket);
                 }
-                self.mounted(&volume);
+                self.mark_mounted(&volume);
                 self.set_phase(&volume.name, VolumePhase::Attached);
                 let save = self.save_record();
                 self.volume_job(vec![save], VolumeWork::AttachRecorded { ticket });
@@ -179,7 +179,7 @@ impl StepContext {
                 self.volume_job(vec![save], VolumeWork::DetachRecorded { ticket });
             }
             (VolumeWork::AttachRecorded { ticket } | VolumeWork::DetachRecorded { ticket }, Ok(_)) => {
-                self.volume_done(ticket);
+                self.on_volume_done(ticket);
             }
             (
                 VolumeWork::Left { ticket, .. }
@@ -191,7 +191,7 @@ impl StepContext {
         }
     }
 
-    fn volume_done(&mut self, ticket: Ticket) {
+    fn on_volume_done(&mut self, ticket: Ticket) {
         self.publish(EventKind::Updated);
         self.answer(ticket, Answer::Done);
     }

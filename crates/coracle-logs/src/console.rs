@@ -72,7 +72,7 @@ pub async fn pump(mut socket: UnixStream, handle: &ConsoleHandle, keys: &mut Con
     loop {
         tokio::select! {
             readable = socket.readable() => {
-                if readable.is_err() || !take(&socket, handle) {
+                if readable.is_err() || !record_available(&socket, handle) {
                     return;
                 }
             }
@@ -87,7 +87,7 @@ pub async fn pump(mut socket: UnixStream, handle: &ConsoleHandle, keys: &mut Con
 
 /// Records the bytes that are readable now. Returns false when the other end is closed. The buffer is on the stack, because
 /// most consoles are silent.
-fn take(socket: &UnixStream, handle: &ConsoleHandle) -> bool {
+fn record_available(socket: &UnixStream, handle: &ConsoleHandle) -> bool {
     let mut buffer = [0; 4096];
     let length = match socket.try_read(&mut buffer) {
         Ok(length) => length,

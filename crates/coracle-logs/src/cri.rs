@@ -105,7 +105,7 @@ impl CriLog {
         }
         let mut output = std::mem::take(&mut self.pending.data);
         output.extend_from_slice(fresh);
-        let tail = output.split_off(whole(&output));
+        let tail = output.split_off(complete_len(&output));
         self.pending = Pending { stream: Some(stream).filter(|_| !tail.is_empty()), data: tail };
         let mut next =
             Position { offset: end.saturating_sub(self.pending.data.len() as u64), ..self.position };
@@ -155,7 +155,7 @@ impl CriLog {
         let file = append(&self.path)?;
         let metadata = file.metadata()?;
         let next = Position { inode: metadata.ino(), length: metadata.len(), ..self.position };
-        if let Err(error) = self.keep(next) {
+        if let Err(error) = self.save_position(next) {
             let _ = fs::remove_file(&self.path);
             return Err(error);
         }
@@ -171,7 +171,7 @@ impl CriLog {
             self.position.offset = next.offset;
             return Err(error);
         }
-        self.keep(next)?;
+        self.save_position(next)?;
         if self.rotate_bytes.is_some_and(|limit| self.position.length >= limit) {
             let mut old = self.path.clone().into_os_string();
             old.push(".1");
@@ -181,7 +181,7 @@ impl CriLog {
         Ok(())
     }
 
-    fn keep(&mut self, next: Position) -> io::Result<()> {
+    fn save_position(&mut self, next: Position) -> io::Result<()> {
         self.position_file.write_all_at(&next.encode(), 0)?;
         self.position = next;
         Ok(())
@@ -189,7 +189,7 @@ impl CriLog {
 }
 
 /// Length of the output that can be written: whole lines, and whole records of a long line.
-fn whole(output: &[u8]) -> usize {
+fn complete_len(output: &[u8]) -> usize {
     let lines = output.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
     let rest = output.len() - lines;
     // A full record is held back while it may be the last one of its line.
@@ -391,7 +391,7 @@ mod tests {
     }
 
     /// Streams, tags and contents of the records.
-    fn written(dir: &Path) -> Vec<String> {
+    fn written_records(dir: &Path) -> Vec<String> {
         let record = |line: &str| line.split_once(' ').map_or(String::new(), |(_, rest)| rest.to_owned());
         read(dir).lines().map(record).collect()
     }
@@ -418,7 +418,7 @@ mod tests {
             }
             log.finish(TIME).unwrap();
             log.finish(TIME).unwrap();
-            assert_eq!(written(dir.path()), want, "{why}");
+            assert_eq!(written_records(dir.path()), want, "{why}");
             assert_eq!(log.next_offset(), offset, "{why}");
         }
     }
@@ -428,9 +428,9 @@ mod tests {
         for (bytes, want) in
             [(CONTENT_MAX, 0), (CONTENT_MAX + 1, CONTENT_MAX), (2 * CONTENT_MAX, CONTENT_MAX)]
         {
-            assert_eq!(whole(&vec![b'x'; bytes]), want, "{bytes}");
+            assert_eq!(complete_len(&vec![b'x'; bytes]), want, "{bytes}");
         }
-        assert_eq!(whole(b"a\nbc"), 2);
+        assert_eq!(complete_len(b"a\nbc"), 2);
     }
 
     #[test]

@@ -110,7 +110,7 @@ impl CriLogReader {
 }
 
 /// Path of the rotated part of a log.
-fn rotated(path: &Path) -> PathBuf {
+fn rotated_path(path: &Path) -> PathBuf {
     let mut old = path.to_owned().into_os_string();
     old.push(".1");
     old.into()

@@ -43,7 +43,7 @@ pub(crate) async fn audit(
     let mut told = Vec::new();
     replay(store, no, start, |market, seq, who, entry, events| {
         if seqs.contains(&seq) {
-            told.push(tell(no, market, seq, who, entry, events));
+            told.push(audit_entry(no, market, seq, who, entry, events));
         } else {
             market.apply(entry.at, &entry.command, events);
         }
@@ -54,7 +54,7 @@ pub(crate) async fn audit(
 }
 
 /// Applies one command and describes its effect.
-fn tell(
+fn audit_entry(
     no: u32,
     market: &mut Market,
     seq: i64,
@@ -62,19 +62,19 @@ fn tell(
     entry: &Journaled,
     events: &mut Vec<coracle_auction::Event>,
 ) -> Told {
-    let (what, subject) = named(&entry.command);
-    let before = shown(market, &subject);
+    let (what, subject) = command_subject(&entry.command);
+    let before = subject_state(market, &subject);
     let reply = market.apply(entry.at, &entry.command, events);
     let subject = match (subject, reply) {
         (Subject::New, Reply::Bid { bid, .. }) => Subject::Bid(bid),
         (subject, _) => subject,
     };
     let refused = if let Reply::Refused(refusal) = reply { Some(refusal) } else { None };
-    let (at, after) = (market.now(), shown(market, &subject));
+    let (at, after) = (market.now(), subject_state(market, &subject));
     Told { seq, at, who, what, subject: name(no, market, &subject), before, after, refused }
 }
 
-fn named(command: &Command) -> (&'static str, Subject) {
+fn command_subject(command: &Command) -> (&'static str, Subject) {
     match command {
         Command::Tick => ("tick", Subject::Market),
         Command::Restarted => ("restarted", Subject::Market),
@@ -108,7 +108,7 @@ fn name(no: u32, market: &Market, subject: &Subject) -> String {
     }
 }
 
-fn shown(market: &Market, subject: &Subject) -> String {
+fn subject_state(market: &Market, subject: &Subject) -> String {
     match subject {
         Subject::Bid(id) => market.bid(*id).map_or_else(String::new, |bid| {
             let u = bid.units();

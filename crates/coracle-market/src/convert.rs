@@ -67,7 +67,7 @@ pub(crate) fn lot_state(state: LotState) -> pb::LotState {
     }
 }
 
-fn sixteen(digest: &[u8]) -> [u8; 16] {
+fn truncate_digest(digest: &[u8]) -> [u8; 16] {
     digest.first_chunk().copied().unwrap_or([0; 16])
 }
 
@@ -81,7 +81,7 @@ fn uuid(text: &str) -> Option<[u8; 16]> {
 pub(crate) fn owner_key(uid: &str) -> (OwnerKey, bool) {
     match uuid(uid) {
         Some(key) => (OwnerKey(key), true),
-        None => (OwnerKey(sixteen(&Sha256::digest(uid.as_bytes()))), false),
+        None => (OwnerKey(truncate_digest(&Sha256::digest(uid.as_bytes()))), false),
     }
 }
 
@@ -98,7 +98,7 @@ pub(crate) fn key_digest(tenant: u32, key: &str) -> [u8; 16] {
         return [0; 16];
     }
     let digest = Sha256::new_with_prefix(tenant.to_le_bytes()).chain_update(key.as_bytes()).finalize();
-    let mut digest = sixteen(&digest);
+    let mut digest = truncate_digest(&digest);
     digest[15] |= 1;
     digest
 }

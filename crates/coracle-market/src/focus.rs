@@ -190,12 +190,12 @@ fn row(tenant: &str, item: &Item, costs: Costs) -> String {
         "SkuPriceId" => item.market.clone(),
         _ => String::new(),
     };
-    let cells: Vec<_> = COLUMNS.iter().map(|column| quoted(&cell(column))).collect();
+    let cells: Vec<_> = COLUMNS.iter().map(|column| quote_cell(&cell(column))).collect();
     cells.join(",") + "\n"
 }
 
 /// Quotes a cell if necessary: names of tenants may contain any character.
-fn quoted(text: &str) -> String {
+fn quote_cell(text: &str) -> String {
     if text.contains(['"', ',', '\n', '\r']) {
         format!("\"{}\"", text.replace('"', "\"\""))
     } else {

@@ -492,7 +492,7 @@ impl supply_server::Supply for GrpcServices {
         r: Request<pb::ReportObservedRequest>,
     ) -> Result<Response<pb::ReportObservedResponse>, Status> {
         let caller = self.supplier_caller(&r)?;
-        self.service.observed(caller, r.into_inner()).await?;
+        self.service.report_observed(caller, r.into_inner()).await?;
         Ok(Response::new(pb::ReportObservedResponse {}))
     }
 }

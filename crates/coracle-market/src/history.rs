@@ -51,7 +51,7 @@ impl Bar {
 }
 
 /// Merges finer bars, in order, into bars of `step` milliseconds. Coarser bars stay unchanged; with a step of 0 all do. Pure.
-pub(crate) fn merged(finer: impl IntoIterator<Item = Bar>, step: i64) -> Vec<Bar> {
+pub(crate) fn merge_bars(finer: impl IntoIterator<Item = Bar>, step: i64) -> Vec<Bar> {
     let mut bars: Vec<Bar> = Vec::new();
     for bar in finer {
         let at = if step > 0 { bar.at - bar.at.rem_euclid(step) } else { bar.at };
@@ -64,7 +64,7 @@ pub(crate) fn merged(finer: impl IntoIterator<Item = Bar>, step: i64) -> Vec<Bar
 }
 
 /// Smallest round step with which `span` milliseconds have at most `most` points; if none suffices, an exact one. Pure.
-pub(crate) fn step_that_fits(span: i64, most: i64) -> i64 {
+pub(crate) fn smallest_step(span: i64, most: i64) -> i64 {
     const ROUND: [i64; 12] = [1, 5, 15, 30, 60, 300, 900, 1800, 3600, 21_600, 86_400, 604_800];
     let least = span / most.max(1) + 1;
     ROUND.into_iter().map(|s| s * 1000).find(|step| *step >= least).unwrap_or(least)
@@ -138,7 +138,7 @@ pub(crate) async fn roll_up(store: &Store, market: u32, now: i64) -> Result<bool
         let from = oldest.div_euclid(HOUR_MS) * HOUR_MS;
         let to = age.before.min(from.saturating_add(age.span));
         let coarse = match age.coarse {
-            Some(step) => merged(store.bars_of(market, age.fine, (from, to)).await?, step),
+            Some(step) => merge_bars(store.bars_of(market, age.fine, (from, to)).await?, step),
             None => Vec::new(),
         };
         store.replace_bars(market, age, (from, to), &coarse).await?;
@@ -170,7 +170,7 @@ impl RollUpQueue {
     }
 
     /// Records that a part of the market's history is rolled up; `more`: other parts remain.
-    pub(crate) fn done(&mut self, market: u32, more: bool) {
+    pub(crate) fn complete_part(&mut self, market: u32, more: bool) {
         if !more && self.due.front() == Some(&market) {
             self.due.pop_front();
         }
@@ -190,12 +190,12 @@ mod tests {
             Bar { at: 60_000, open: 4, high: 4, low: 4, close: 4, calls: 1 },
             Bar { at: 180_000, open: 1, high: 1, low: 1, close: 1, calls: 1 },
         ];
-        assert_eq!(merged(calls, MINUTE_MS), minutes);
+        assert_eq!(merge_bars(calls, MINUTE_MS), minutes);
         let hour = [Bar { at: 0, open: 5, high: 9, low: 1, close: 1, calls: 5 }];
-        assert_eq!(merged(calls, HOUR_MS), hour);
-        assert_eq!(merged(minutes, HOUR_MS), hour, "by the way of minutes it is the same");
-        assert_eq!(merged(hour, MINUTE_MS), hour, "what is coarse stays");
-        assert_eq!(merged(calls, 0), calls);
+        assert_eq!(merge_bars(calls, HOUR_MS), hour);
+        assert_eq!(merge_bars(minutes, HOUR_MS), hour, "by the way of minutes it is the same");
+        assert_eq!(merge_bars(hour, MINUTE_MS), hour, "what is coarse stays");
+        assert_eq!(merge_bars(calls, 0), calls);
     }
 
     #[test]
@@ -215,11 +215,11 @@ mod tests {
     #[test]
     fn suggested_step_fits_and_is_round() {
         for (span, want) in [(1, 1_000), (10_000_000, 5_000), (DAY_MS, 15_000), (KEPT_MS, 21_600_000)] {
-            let step = step_that_fits(span, 10_000);
+            let step = smallest_step(span, 10_000);
             assert_eq!(step, want, "{span}");
             assert!(span / step <= 10_000);
         }
-        assert!(i64::MAX / step_that_fits(i64::MAX, 10_000) <= 10_000);
+        assert!(i64::MAX / smallest_step(i64::MAX, 10_000) <= 10_000);
     }
 
     #[test]

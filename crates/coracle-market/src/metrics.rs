@@ -209,13 +209,13 @@ impl Metrics {
         }
         self.preemptions.get_or_create(&PreemptionOutcome { outcome: "drained" }).inc();
         self.displaced.get_or_create(&Reason { reason: "Preempted" }).inc();
-        self.called(Duration::ZERO);
-        self.setter_cancelled();
+        self.observe_call(Duration::ZERO);
+        self.count_cancelled_setter();
         self.holder_priced.get_or_create(&class()).inc();
-        self.without_epoch(0);
+        self.count_without_epoch(0);
         self.placed.accepted.inc();
         self.order("desired");
-        self.unknown_machines(0);
+        self.count_unknown_machines(0);
         self.calls.count(crate::caller::Scope::Read);
         self.charged.get_or_create(&class()).inc_by(0.0);
     }
@@ -228,33 +228,33 @@ impl Metrics {
             (Command::Place { .. }, _) => self.placed.refused.inc(),
             (Command::Report { report, .. }, reply) => {
                 let result = if matches!(reply, Reply::Refused(_)) { "unknown" } else { "taken" };
-                self.reported(report, result)
+                self.count_report(report, result)
             }
             _ => 0,
         };
     }
 
     /// Counts observations of machines in unknown lots.
-    pub(crate) fn unknown_machines(&self, count: usize) {
+    pub(crate) fn count_unknown_machines(&self, count: usize) {
         self.unknown_machines.inc_by(count as u64);
     }
 
     /// Counts observations of markets without a version of the desired set.
-    pub(crate) fn without_epoch(&self, count: usize) {
+    pub(crate) fn count_without_epoch(&self, count: usize) {
         self.without_epoch.inc_by(count as u64);
     }
 
-    fn reported(&self, report: &SupplierReport, result: &'static str) -> u64 {
+    fn count_report(&self, report: &SupplierReport, result: &'static str) -> u64 {
         self.orders.get_or_create(&Orders { kind: report.as_str(), result }).inc()
     }
 
     /// Counts a cancelled bid that had set the price of the last call.
-    pub(crate) fn setter_cancelled(&self) {
+    pub(crate) fn count_cancelled_setter(&self) {
         self.cancelled_setters.inc();
     }
 
     /// Records the duration of a call.
-    pub(crate) fn called(&self, took: Duration) {
+    pub(crate) fn observe_call(&self, took: Duration) {
         self.call_seconds.observe(took.as_secs_f64());
     }
 
@@ -279,8 +279,8 @@ impl Metrics {
                 }
                 Event::Desired { .. } => self.order("desired"),
                 Event::Allocation { allocation, .. } => {
-                    self.noticed(market, *allocation);
-                    self.ended(market, *allocation);
+                    self.count_displacement(market, *allocation);
+                    self.count_preemption(market, *allocation);
                 }
                 Event::Charge { from, to, price, reason, .. } if *reason != ChargeReason::Refund => {
                     let micros = coracle_auction::Charge::of(*price, to.since_ms(*from)).to_micros();
@@ -296,7 +296,7 @@ impl Metrics {
         self.orders.get_or_create(&Orders { kind, result: "sent" }).inc();
     }
 
-    fn noticed(&self, market: &Market, allocation: coracle_auction::AllocationId) {
+    fn count_displacement(&self, market: &Market, allocation: coracle_auction::AllocationId) {
         let Some(row) = market.allocation(allocation) else { return };
         let (now, noticed, ended) = (Some(market.now()), row.noticed_at(), row.ended_at());
         let lost = ended == now && row.reason() == Some(EndReason::CapacityLost) && noticed.is_none();
@@ -305,7 +305,7 @@ impl Metrics {
         }
     }
 
-    fn ended(&self, market: &Market, allocation: coracle_auction::AllocationId) {
+    fn count_preemption(&self, market: &Market, allocation: coracle_auction::AllocationId) {
         let Some(row) = market.allocation(allocation) else { return };
         let (Some(ended), Some(deadline)) = (row.ended_at(), row.preempt_at()) else { return };
         let outcome = if row.reason() == Some(EndReason::CapacityLost) {

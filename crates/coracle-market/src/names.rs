@@ -26,15 +26,15 @@ fn encode(ms: u64, market: u16, local: u64) -> String {
 
 /// Id of a bid that was placed at a time.
 pub(crate) fn bid(market: u32, at: Time, id: BidId) -> String {
-    encode(at.0, small(market), id.0)
+    encode(at.0, market_bits(market), id.0)
 }
 
 /// Id of an allocation that was matched at a time.
 pub(crate) fn allocation(market: u32, at: Time, id: AllocationId) -> String {
-    encode(at.0, small(market) | KIND, id.0)
+    encode(at.0, market_bits(market) | KIND, id.0)
 }
 
-fn small(market: u32) -> u16 {
+fn market_bits(market: u32) -> u16 {
     u16::try_from(market).unwrap_or(u16::MAX) & !KIND
 }
 

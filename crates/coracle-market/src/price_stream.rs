@@ -12,7 +12,12 @@ use crate::prices::{Moved, frame};
 use crate::service::Service;
 
 /// Present prices of the given markets, or of all, if they are newer than `after`.
-fn present(service: &Service, only: &[u32], kind: &str, after: Option<u64>) -> VecDeque<pb::PriceFrame> {
+fn current_frames(
+    service: &Service,
+    only: &[u32],
+    kind: &str,
+    after: Option<u64>,
+) -> VecDeque<pb::PriceFrame> {
     let all = service.markets().into_iter().filter(|no| only.is_empty() || only.contains(no));
     let frames = all.filter_map(|no| service.writer.read(no, |state| frame(state, kind)).ok());
     frames.filter(|frame| after.is_none_or(|after| frame.seq > after)).collect()
@@ -35,7 +40,7 @@ pub(crate) fn stream(
     // Subscribes before reading, so that a change in between is sent twice instead of never.
     let moves = service.writer.prices.subscribe();
     let kind = if from_seq.is_some() { "gap" } else { "price" };
-    let ready = present(&service, &only, kind, from_seq);
+    let ready = current_frames(&service, &only, kind, from_seq);
     futures_util::stream::unfold(Reader { service, only, moves, ready }, |mut reader| async move {
         loop {
             if let Some(frame) = reader.ready.pop_front() {
@@ -47,7 +52,7 @@ pub(crate) fn stream(
                 }
                 Ok(_) => {}
                 Err(RecvError::Lagged(_)) => {
-                    reader.ready = present(&reader.service, &reader.only, "gap", None)
+                    reader.ready = current_frames(&reader.service, &reader.only, "gap", None)
                 }
                 Err(RecvError::Closed) => return None,
             }

@@ -14,7 +14,7 @@ pub(crate) struct Moved {
 }
 
 /// Frames for the events of a group; `None`: no price changed.
-pub(crate) fn moved(no: u32, state: &MarketState, events: &[Event]) -> Option<Moved> {
+pub(crate) fn price_frames(no: u32, state: &MarketState, events: &[Event]) -> Option<Moved> {
     let kinds = events.iter().filter_map(|event| match event {
         Event::Call { .. } => Some("call"),
         Event::Indicative { .. } => Some("indicative"),

@@ -5,8 +5,8 @@ use coracle_auction::{Event, Journaled, Market, Params, Time};
 
 use crate::error::StoreError;
 use crate::names;
-use crate::signed::signed;
-use crate::store::{CallRow, ChargeRow, Projections, Store, chained};
+use crate::signed::saturating_i64;
+use crate::store::{CallRow, ChargeRow, Projections, Store, chain_hash};
 
 /// Number of groups that are read at once.
 pub(crate) const PAGE: i64 = 16;
@@ -92,7 +92,7 @@ async fn walk(
             return Ok((seq, chain));
         }
         for group in groups {
-            let next = chained(&chain, &group.body);
+            let next = chain_hash(&chain, &group.body);
             if next != group.chain || group.seq != seq + 1 {
                 return Err(StoreError::Chain { market: no, seq: group.seq });
             }
@@ -121,8 +121,8 @@ pub(crate) fn project(no: u32, events: &[Event], made: &mut Projections) {
         match event {
             Event::Call { record } => made.calls.push(CallRow {
                 market: no,
-                number: signed(record.number),
-                at: signed(record.at.0),
+                number: saturating_i64(record.number),
+                at: saturating_i64(record.at.0),
                 price: record.price.as_micros(),
                 chain: record.chain,
             }),
@@ -131,8 +131,8 @@ pub(crate) fn project(no: u32, events: &[Event], made: &mut Projections) {
                 made.charges.push(ChargeRow {
                     allocation: names::allocation(no, *matched_at, *allocation),
                     tenant: tenant.0,
-                    starts: signed(from.0),
-                    ends: signed(to.0),
+                    starts: saturating_i64(from.0),
+                    ends: saturating_i64(to.0),
                     price: price.as_micros(),
                     reason: reason.as_str(),
                 });

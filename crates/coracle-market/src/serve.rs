@@ -208,14 +208,20 @@ pub async fn serve(
         Some(at) => Some(listen(at).await?),
         None => None,
     };
-    let at =
-        Server { grpc: local(&grpc)?, http: local(&web)?, admin: admin.as_ref().map(local).transpose()? };
+    let at = Server {
+        grpc: local_addr(&grpc)?,
+        http: local_addr(&web)?,
+        admin: admin.as_ref().map(local_addr).transpose()?,
+    };
     let mut listeners: JoinSet<Result<(), ServeError>> = JoinSet::new();
     if let Some(listener) = admin {
         let (page, closing) = (Admin::new(meters, readiness.clone()), stop.clone());
         listeners.spawn(async move {
             let serving = page.serve(listener, closing.child_token());
-            within_grace(&closing, serving).await.unwrap_or(Ok(())).map_err(|source| failed("admin", source))
+            run_with_grace(&closing, serving)
+                .await
+                .unwrap_or(Ok(()))
+                .map_err(|source| listener_error("admin", source))
         });
     }
     let waited = wait_for_lease(&store, &config, (&grpc, &web), (&at, &readiness), &stop).await?;
@@ -248,17 +254,20 @@ pub async fn serve(
         let serving = async {
             match grpc_tls {
                 Some(tls) => {
-                    let incoming = accepted(TlsListener::with_settings(grpc, Arc::new(tls)));
+                    let incoming = tls_connections(TlsListener::with_settings(grpc, Arc::new(tls)));
                     router.serve_with_incoming_shutdown(incoming, signal).await
                 }
                 None => {
                     // The builder's own setting applies only to listeners that it creates itself.
-                    let incoming = TcpListenerStream::new(grpc).map(|socket| socket.inspect(at_once));
+                    let incoming = TcpListenerStream::new(grpc).map(|socket| socket.inspect(set_nodelay));
                     router.serve_with_incoming_shutdown(incoming, signal).await
                 }
             }
         };
-        within_grace(&closing, serving).await.unwrap_or(Ok(())).map_err(|source| failed("gRPC", source))
+        run_with_grace(&closing, serving)
+            .await
+            .unwrap_or(Ok(()))
+            .map_err(|source| listener_error("gRPC", source))
     });
     let (routes, quiet) = (http::routes(service), stop.child_token());
     listeners.spawn(async move {
@@ -267,13 +276,13 @@ pub async fn serve(
             match web_tls {
                 Some(tls) => {
                     let listener = TlsListener::with_settings(web, Arc::new(tls));
-                    axum::serve(listener.tap_io(|stream| at_once(stream.get_ref().0)), routes).await
+                    axum::serve(listener.tap_io(|stream| set_nodelay(stream.get_ref().0)), routes).await
                 }
-                None => axum::serve(web.tap_io(|socket| at_once(socket)), routes).await,
+                None => axum::serve(web.tap_io(|socket| set_nodelay(socket)), routes).await,
             }
         };
         match quiet.run_until_cancelled(serving).await {
-            Some(served) => served.map_err(|source| failed("HTTP", source)),
+            Some(served) => served.map_err(|source| listener_error("HTTP", source)),
             None => Ok(()),
         }
     });
@@ -286,7 +295,7 @@ pub async fn serve(
     while listeners.join_next().await.is_some() {}
     match ended {
         Some(Ok(result)) => result,
-        Some(Err(source)) => Err(failed("task", source)),
+        Some(Err(source)) => Err(listener_error("task", source)),
         None => Ok(()),
     }
 }
@@ -306,23 +315,23 @@ fn secure(config: &Config) -> Result<Option<(FileTls, FileTls)>, ServeError> {
 }
 
 /// Endless stream of a listener's connections.
-fn accepted(listener: TlsListener) -> impl Stream<Item = io::Result<TlsStream<TcpStream>>> {
+fn tls_connections(listener: TlsListener) -> impl Stream<Item = io::Result<TlsStream<TcpStream>>> {
     stream::unfold(listener, |mut listener| async move {
         let (connection, _) = listener.accept().await;
-        at_once(connection.get_ref().0);
+        set_nodelay(connection.get_ref().0);
         Some((Ok(connection), listener))
     })
 }
 
 /// Disables Nagle's algorithm: otherwise a short frame waits up to 40 ms for an acknowledgement.
-fn at_once(socket: &TcpStream) {
+fn set_nodelay(socket: &TcpStream) {
     if let Err(error) = socket.set_nodelay(true) {
         tracing::debug!(%error, "set TCP_NODELAY failed");
     }
 }
 
 /// Result of a listener; `None` if its clients stay connected for too long after `stop`.
-async fn within_grace<T>(stop: &CancellationToken, serving: impl Future<Output = T>) -> Option<T> {
+async fn run_with_grace<T>(stop: &CancellationToken, serving: impl Future<Output = T>) -> Option<T> {
     let over = async {
         stop.cancelled().await;
         tokio::time::sleep(GRACE).await;
@@ -333,11 +342,14 @@ async fn within_grace<T>(stop: &CancellationToken, serving: impl Future<Output =
     }
 }
 
-fn failed(listener: &'static str, source: impl std::error::Error + Send + Sync + 'static) -> ServeError {
+fn listener_error(
+    listener: &'static str,
+    source: impl std::error::Error + Send + Sync + 'static,
+) -> ServeError {
     ServeError::Listener { listener, source: Box::new(source) }
 }
 
-fn local(listener: &TcpListener) -> Result<SocketAddr, ServeError> {
+fn local_addr(listener: &TcpListener) -> Result<SocketAddr, ServeError> {
     let unknown = SocketAddr::from(([0, 0, 0, 0], 0));
     listener.local_addr().map_err(|source| ServeError::Listen { at: unknown, source })
 }
@@ -381,7 +393,7 @@ async fn open_markets(
         );
     }
     let health = Health { metrics: metrics.clone(), readiness: readiness.clone() };
-    health.journal_is(true);
+    health.set_journal_up(true);
     let (writer, task) = Writer::new(store.clone(), epoch, config.clock.clone(), health, made);
     *writer.markets.write() = slots;
     Ok((writer, task))

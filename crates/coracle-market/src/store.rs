@@ -54,7 +54,7 @@ pub(crate) struct Group {
 type GroupRow = (i64, i64, Vec<u8>, Vec<u8>, Option<Vec<u8>>);
 
 /// SHA-256 over the previous chain value and the body.
-pub(crate) fn chained(before: &[u8; 32], body: &[u8]) -> [u8; 32] {
+pub(crate) fn chain_hash(before: &[u8; 32], body: &[u8]) -> [u8; 32] {
     Sha256::new_with_prefix(before).chain_update(body).finalize().into()
 }
 

@@ -8,7 +8,7 @@ use coracle_auction::{Journaled, Market, Params, Time};
 
 use crate::error::StoreError;
 use crate::recover::{PAGE, project};
-use crate::store::{ChargeRow, JournalVerification, Projections, Store, chained};
+use crate::store::{ChargeRow, JournalVerification, Projections, Store, chain_hash};
 
 /// Longest delay of derived rows after the journal.
 const LAG: Duration = Duration::from_secs(1);
@@ -99,7 +99,7 @@ impl Replay<'_> {
             }
             let (mut made, mut events) = (Projections::default(), Vec::new());
             for group in groups {
-                let next = chained(&self.chain, &group.body);
+                let next = chain_hash(&self.chain, &group.body);
                 if next != group.chain || group.seq != self.seq + 1 {
                     return Err(StoreError::Chain { market: self.no, seq: group.seq });
                 }
@@ -146,7 +146,7 @@ impl Replay<'_> {
             self.charges += 1;
             match self.charge(row).await? {
                 Charge::Same => {}
-                Charge::Other => return Ok(Some(differs(row, "another one"))),
+                Charge::Other => return Ok(Some(charge_difference(row, "another one"))),
                 Charge::Missing => late.push(row),
             }
         }
@@ -158,8 +158,8 @@ impl Replay<'_> {
         for row in late {
             match self.charge(row).await? {
                 Charge::Same => {}
-                Charge::Other => return Ok(Some(differs(row, "another one"))),
-                Charge::Missing => return Ok(Some(differs(row, "missing"))),
+                Charge::Other => return Ok(Some(charge_difference(row, "another one"))),
+                Charge::Missing => return Ok(Some(charge_difference(row, "missing"))),
             }
         }
         Ok(None)
@@ -181,6 +181,6 @@ enum Charge {
     Missing,
 }
 
-fn differs(row: &ChargeRow, how: &str) -> String {
+fn charge_difference(row: &ChargeRow, how: &str) -> String {
     format!("the charge of {} from {} is {how}", row.allocation, row.starts)
 }

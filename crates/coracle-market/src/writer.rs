@@ -21,7 +21,7 @@ use crate::error::{RequestError, StoreError};
 use crate::history::{self, RollUpQueue};
 use crate::metrics::Metrics;
 use crate::prices::Moved;
-use crate::signed::signed;
+use crate::signed::saturating_i64;
 use crate::state::{MarketState, Markets};
 use crate::store::{Group, Projections, Store};
 use group::{Entry, Waiting};
@@ -84,7 +84,7 @@ pub(crate) struct Health {
 
 impl Health {
     /// Records whether the journal accepts commands.
-    pub(crate) fn journal_is(&self, up: bool) {
+    pub(crate) fn set_journal_up(&self, up: bool) {
         self.metrics.journal_up.set(i64::from(up));
         self.readiness.set("journal", up);
     }
@@ -126,7 +126,7 @@ impl std::fmt::Debug for Request {
     }
 }
 
-fn gone() -> RequestError {
+fn shutdown_error() -> RequestError {
     RequestError::unavailable("the market is shutting down")
 }
 
@@ -173,8 +173,11 @@ impl Writer {
         commands: Vec<Command>,
     ) -> Result<Applied, RequestError> {
         let (answer, wait) = oneshot::channel();
-        self.requests.send(Request::Apply { market, who, commands, answer }).await.map_err(|_| gone())?;
-        wait.await.map_err(|_| gone())?
+        self.requests
+            .send(Request::Apply { market, who, commands, answer })
+            .await
+            .map_err(|_| shutdown_error())?;
+        wait.await.map_err(|_| shutdown_error())?
     }
 
     pub(crate) async fn apply_one(
@@ -192,20 +195,26 @@ impl Writer {
     }
 
     /// Records that a supplier was heard. Not journaled: only its silence and its return are.
-    pub(crate) async fn heard(&self, supplier: u32) -> Result<(), RequestError> {
-        self.requests.send(Request::Heard { supplier: SupplierNo(supplier) }).await.map_err(|_| gone())
+    pub(crate) async fn report_heartbeat(&self, supplier: u32) -> Result<(), RequestError> {
+        self.requests
+            .send(Request::Heard { supplier: SupplierNo(supplier) })
+            .await
+            .map_err(|_| shutdown_error())
     }
 
     pub(crate) async fn add(&self, no: u32, state: MarketState) -> Result<(), RequestError> {
         let (answer, wait) = oneshot::channel();
-        self.requests.send(Request::Add { no, state: Box::new(state), answer }).await.map_err(|_| gone())?;
-        wait.await.map_err(|_| gone())
+        self.requests
+            .send(Request::Add { no, state: Box::new(state), answer })
+            .await
+            .map_err(|_| shutdown_error())?;
+        wait.await.map_err(|_| shutdown_error())
     }
 
     pub(crate) async fn snapshot(&self, market: u32) -> Result<(usize, i64), RequestError> {
         let (answer, wait) = oneshot::channel();
-        self.requests.send(Request::Snapshot { market, answer }).await.map_err(|_| gone())?;
-        wait.await.map_err(|_| gone())?
+        self.requests.send(Request::Snapshot { market, answer }).await.map_err(|_| shutdown_error())?;
+        wait.await.map_err(|_| shutdown_error())?
     }
 
     /// Reads one market.
@@ -280,12 +289,12 @@ impl WriterTask {
             markets.keys().copied().collect()
         });
         let Some(market) = due else { return };
-        match history::roll_up(&self.store, market, signed(now.0)).await {
-            Ok(more) => self.ages.done(market, more),
+        match history::roll_up(&self.store, market, saturating_i64(now.0)).await {
+            Ok(more) => self.ages.complete_part(market, more),
             Err(error) => {
                 // The data stays old, so the next roll-up finds it again.
                 tracing::warn!(%error, market, "roll up history failed");
-                self.ages.done(market, false);
+                self.ages.complete_part(market, false);
             }
         }
     }
@@ -294,7 +303,7 @@ impl WriterTask {
     async fn make_due_snapshots(&mut self) {
         let due: Vec<_> = {
             let markets = self.writer.markets.read();
-            markets.iter().filter(|(_, state)| snapshot_due(state)).map(|(no, _)| *no).collect()
+            markets.iter().filter(|(_, state)| is_snapshot_due(state)).map(|(no, _)| *no).collect()
         };
         for no in due {
             // A failed snapshot is tried again after the next group; the journal has everything.
@@ -312,7 +321,7 @@ impl WriterTask {
                 let count = commands.len();
                 for command in &commands {
                     if let Command::PutLot { supplier, .. } = command {
-                        self.hear(*supplier);
+                        self.on_heartbeat(*supplier);
                     }
                 }
                 let group = waiting.entry(market).or_default();
@@ -321,7 +330,7 @@ impl WriterTask {
                 group.answers.push((answer, count));
                 return count.max(1);
             }
-            Request::Heard { supplier } => self.hear(supplier),
+            Request::Heard { supplier } => self.on_heartbeat(supplier),
             Request::Add { no, state, answer } => {
                 self.wake = self.wake.min(state.market.next_needed());
                 self.writer.markets.write().insert(no, *state);
@@ -344,7 +353,7 @@ impl WriterTask {
         let mut wake = Time::NEVER;
         let markets = self.writer.markets.read();
         for (no, state) in &*markets {
-            let due = needed(state);
+            let due = next_tick(state);
             if due <= now {
                 let group = waiting.entry(*no).or_default();
                 group.commands.push(Command::Tick);
@@ -357,7 +366,7 @@ impl WriterTask {
     }
 
     /// Records that a supplier was heard, and examines presence again before the next group.
-    fn hear(&mut self, supplier: SupplierNo) {
+    fn on_heartbeat(&mut self, supplier: SupplierNo) {
         self.presence.heard(supplier, self.time());
         self.presence_due = Time(0);
     }
@@ -402,7 +411,7 @@ impl WriterTask {
         self.health.metrics.journal_commit.observe(started.elapsed().as_secs_f64());
         if let Err(error) = outcome {
             tracing::error!(%error, "write journal failed");
-            self.health.journal_is(false);
+            self.health.set_journal_up(false);
             self.is_up = false;
             // These rows come before those that the previous group made meanwhile.
             let since = std::mem::replace(&mut self.made, made);
@@ -417,7 +426,7 @@ impl WriterTask {
             }
             return if matches!(error, StoreError::Held { .. }) && known { Err(error) } else { Ok(()) };
         }
-        self.health.journal_is(true);
+        self.health.set_journal_up(true);
         self.is_up = true;
         self.continuity.served(at);
         self.journaled = entries;
@@ -480,11 +489,11 @@ impl WriterTask {
 }
 
 /// Time at which a market must be ticked.
-fn needed(state: &MarketState) -> Time {
+fn next_tick(state: &MarketState) -> Time {
     state.market.next_needed().min(state.market.next_indicative())
 }
 
 /// Whether a snapshot of the market is due.
-fn snapshot_due(state: &MarketState) -> bool {
+fn is_snapshot_due(state: &MarketState) -> bool {
     state.since_snapshot > SNAPSHOT_AFTER.max(2 * state.market.bids_known())
 }

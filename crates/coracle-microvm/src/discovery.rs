@@ -60,7 +60,7 @@ use self::{
     nodes::{NodeReady, at_port, node},
     overlap::GuestSubnet,
     reservations::Reservations,
-    unreadable::{Guarded, readable},
+    unreadable::{Guarded, convert_event},
 };
 use crate::{
     agent::AgentAddress,
@@ -237,19 +237,19 @@ impl Fleet {
             overcommit,
             allowed: scope.allowed.clone().into(),
         };
-        let work = fleet.clone().keep(client.clone(), scope.clone(), writer);
+        let work = fleet.clone().run_watches(client.clone(), scope.clone(), writer);
         (fleet, work)
     }
 
-    async fn keep(self, client: Client, scope: Scope, mut vms: reflector::store::Writer<MikromVM>) {
+    async fn run_watches(self, client: Client, scope: Scope, mut vms: reflector::store::Writer<MikromVM>) {
         let labelled = watch_config().labels(&format!("{}=true", keys::node::AGENT_LABEL));
         let leases = in_namespace::<Lease>(&client, &scope.node_namespace, labelled.clone());
         let pods = in_namespace::<Pod>(&client, &scope.system_namespace, labelled);
         let nodes = watch(Api::<Node>::all(client.clone()), watch_config());
         let policy = watch_config().fields(&format!("metadata.name={}", keys::IMAGE_POLICY));
         let policy = in_namespace::<ConfigMap>(&client, &scope.system_namespace, policy);
-        let objects = watch::<Guarded>(of_scope(&client, &scope), watch_config());
-        let quotas = watch::<ResourceQuota>(of_scope(&client, &scope), watch_config());
+        let objects = watch::<Guarded>(scoped_api(&client, &scope), watch_config());
+        let quotas = watch::<ResourceQuota>(scoped_api(&client, &scope), watch_config());
         let leases = leases.for_each(|event| {
             self.table(LEASES, &event, |t| &mut t.leases, |l, old| self.lease(l, old));
             ready(())
@@ -279,7 +279,7 @@ impl Fleet {
                         ObjectRef::new(&unread.name).within(unread.namespace.as_deref().unwrap_or(""));
                     self.vms.get(&object).map(|vm| vm.as_ref().clone())
                 };
-                let Some(event) = readable(event, last_read) else { continue };
+                let Some(event) = convert_event(event, last_read) else { continue };
                 vms.apply_watcher_event(&event);
                 match &event {
                     watcher::Event::Apply(vm) | watcher::Event::InitApply(vm) => {
@@ -293,7 +293,7 @@ impl Fleet {
                         let listed = self.vms.state();
                         *self.index() = listed.iter().map(AsRef::as_ref).collect();
                         self.lock().reservations.replace(listed.iter().map(AsRef::as_ref));
-                        self.known(OBJECTS);
+                        self.mark_listed(OBJECTS);
                         self.enqueue_all();
                     }
                     watcher::Event::Init => {}
@@ -335,7 +335,7 @@ impl Fleet {
     {
         let changed = table(&mut self.lock()).take(event, read);
         if matches!(event, watcher::Event::InitDone) {
-            self.known(part);
+            self.mark_listed(part);
         }
         if changed {
             self.agents_changed.notify_one();
@@ -343,7 +343,7 @@ impl Fleet {
         }
     }
 
-    fn known(&self, part: u8) {
+    fn mark_listed(&self, part: u8) {
         self.listed.send_modify(|known| *known |= part);
     }
 
@@ -386,14 +386,14 @@ impl Fleet {
     #[must_use]
     pub fn resolve(&self, node: &str) -> Option<AgentAddress> {
         let tables = self.lock();
-        tables.announced().find(|a| a.node == node).map(|a| a.agent.clone())
+        tables.announcements().find(|a| a.node == node).map(|a| a.agent.clone())
     }
 
     /// Returns the node whose agent has that address.
     #[must_use]
     pub fn node_at(&self, address: &str) -> Option<String> {
         let tables = self.lock();
-        tables.announced().find(|a| a.agent.address == address).map(|a| a.node.clone())
+        tables.announcements().find(|a| a.agent.address == address).map(|a| a.node.clone())
     }
 
     /// Returns the node with that address: by its announcement, or as a Kubernetes Node's own address.
@@ -463,7 +463,7 @@ impl Fleet {
             .collect();
         let mut tables = self.lock();
         let mut all: HashMap<String, AgentAddress> = HashMap::new();
-        for announced in tables.announced().map(|a| &a.agent) {
+        for announced in tables.announcements().map(|a| &a.agent) {
             all.entry(announced.address.clone()).or_insert_with(|| announced.clone());
         }
         for address in on_objects.iter().filter(|address| !address.is_empty()).cloned() {
@@ -476,10 +476,10 @@ impl Fleet {
     pub(crate) fn has_capacity(&self, address: &str) -> bool {
         let tables = self.lock();
         tables.reported_capacities.contains_key(address)
-            || tables.announced().any(|a| a.agent.address == address && a.capacity.is_some())
+            || tables.announcements().any(|a| a.agent.address == address && a.capacity.is_some())
     }
 
-    pub(crate) fn tell_capacity(&self, address: &str, capacity: Capacity) {
+    pub(crate) fn set_reported_capacity(&self, address: &str, capacity: Capacity) {
         self.lock().reported_capacities.insert(address.to_owned(), capacity);
         self.enqueue_all();
     }
@@ -533,7 +533,7 @@ impl Tables {
         self.nodes.rows.get(&format!("/{node}")).is_some_and(|node| node.cordoned)
     }
 
-    fn announced(&self) -> impl Iterator<Item = &Announcement> {
+    fn announcements(&self) -> impl Iterator<Item = &Announcement> {
         self.leases.rows.values().chain(self.pods.rows.values())
     }
 }
@@ -599,7 +599,7 @@ fn pod(pod: &Pod) -> Option<Announcement> {
 }
 
 /// Returns the API of the namespace to which a fleet is limited, else of all namespaces.
-fn of_scope<K>(client: &Client, scope: &Scope) -> Api<K>
+fn scoped_api<K>(client: &Client, scope: &Scope) -> Api<K>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
 {

@@ -42,10 +42,10 @@ pub(crate) async fn execute(
         Step::AddFinalizer => {
             let added =
                 add_finalizer_if_unchanged(&cx.api(vm), vm, MIKROMVM_FINALIZER, MIKROMVM_MANAGER).await?;
-            return Ok(written(cx, added));
+            return Ok(record_write(cx, added));
         }
         Step::Bind(binding) => {
-            let status = status::bound(vm, binding, cx.clock.timestamp());
+            let status = status::bound_status(vm, binding, cx.clock.timestamp());
             return write_status(cx, vm, &status, AppliedSteps::default()).await;
         }
         Step::RemoveFinalizer { unconfirmed } => {
@@ -73,7 +73,7 @@ pub(crate) async fn execute(
             connection.open(cx, &to.agent).await?.set_power_state(to, *state).await?;
         }
         Step::Migrate(migration) => {
-            let status = status::migrating(vm, migration.as_ref(), cx.clock.timestamp());
+            let status = status::migration_status(vm, migration.as_ref(), cx.clock.timestamp());
             return write_status(cx, vm, &status, AppliedSteps::default()).await;
         }
         Step::SaveSnapshot(..)
@@ -155,10 +155,10 @@ pub(crate) async fn write_status(
     for event in status::events(vm.status.as_ref(), status, progress) {
         cx.events.publish(&event, &vm.object_ref(&())).await;
     }
-    Ok(written(cx, after))
+    Ok(record_write(cx, after))
 }
 
-fn written(cx: &Context, object: Option<MikromVM>) -> After {
+fn record_write(cx: &Context, object: Option<MikromVM>) -> After {
     let Some(vm) = object else { return After::Gone };
     cx.own_writes.remember(vm.clone());
     After::Written(Box::new(vm))

@@ -28,7 +28,7 @@ use crate::{
     step::{NodeBinding, Step, VmRef},
     vm_spec::{VmSpec, spec_hash},
 };
-use power::{Transition, hibernation_due, transition, wanted};
+use power::{Transition, hibernation_due, transition, wanted_power_state};
 
 /// Time until the next reconcile of a VM whose agent answers before a call has taken effect.
 const ASYNCHRONOUS: Duration = Duration::from_secs(1);
@@ -107,7 +107,7 @@ fn decide(o: &Observed<'_>) -> Plan {
 }
 
 fn keep(o: &Observed<'_>) -> Plan {
-    if let Some(plan) = moved(o).and_then(|migration| migration::plan(o, migration)) {
+    if let Some(plan) = current_migration(o).and_then(|migration| migration::plan(o, migration)) {
         return plan;
     }
     match &o.view {
@@ -123,7 +123,7 @@ fn keep(o: &Observed<'_>) -> Plan {
 }
 
 /// Returns the move that is in progress.
-fn moved<'a>(o: &Observed<'a>) -> Option<&'a Migration> {
+fn current_migration<'a>(o: &Observed<'a>) -> Option<&'a Migration> {
     o.vm.status.as_ref()?.migration.as_ref()
 }
 
@@ -148,7 +148,7 @@ fn is_unpinned(vm: &MikromVM) -> bool {
 }
 
 /// Returns the binding that the spec names, when it differs from the present one.
-fn named_elsewhere<'a>(o: &'a Observed<'_>) -> Option<&'a NodeBinding> {
+fn changed_binding<'a>(o: &'a Observed<'_>) -> Option<&'a NodeBinding> {
     let spec = &o.vm.spec;
     o.candidate.as_ref().ok().filter(|binding| {
         let named = match spec.agent_address.as_str() {
@@ -177,7 +177,7 @@ fn provision(o: &Observed<'_>, vm: Option<&VmInfo>) -> Plan {
         recreate(o)
     } else if is_outdated(o.vm, vm) {
         replace(o)
-    } else if begins_stopped(o.vm) || o.progress.started {
+    } else if is_created_stopped(o.vm) || o.progress.started {
         report(o, Finding::Vm(vm.clone()))
     } else {
         execute(o, vec![Step::StartVm(vm_ref(o))])
@@ -186,7 +186,7 @@ fn provision(o: &Observed<'_>, vm: Option<&VmInfo>) -> Plan {
 
 fn provision_absent(o: &Observed<'_>) -> Plan {
     let created = o.progress.created;
-    match (&o.candidate, named_elsewhere(o)) {
+    match (&o.candidate, changed_binding(o)) {
         (Ok(binding), _)
             if !created && is_refused(o.vm, &o.memo, o.policy) && is_elsewhere(o.vm, binding) =>
         {
@@ -203,7 +203,7 @@ fn provision_absent(o: &Observed<'_>) -> Plan {
 /// Returns the steps that create the VM and bring it into its initial state.
 fn create(o: &Observed<'_>) -> Vec<Step> {
     let (vm, spec) = (vm_ref(o), vm_spec(o));
-    match begins_stopped(o.vm) {
+    match is_created_stopped(o.vm) {
         true => vec![Step::CreateStopped(vm, spec)],
         false => create_and_start(vm, spec),
     }
@@ -214,7 +214,7 @@ fn create_and_start(vm: VmRef, spec: VmSpec) -> Vec<Step> {
 }
 
 /// True when the VM is created powered off. A clone runs first in every power state, because it continues from its snapshot.
-fn begins_stopped(vm: &MikromVM) -> bool {
+fn is_created_stopped(vm: &MikromVM) -> bool {
     vm.spec.power_state == Some(PowerState::Stopped) && vm.spec.clone_from.is_empty()
 }
 
@@ -243,14 +243,14 @@ fn recreate(o: &Observed<'_>) -> Plan {
 /// applied.
 fn follow(o: &Observed<'_>, vm: Option<&VmInfo>) -> Plan {
     use State::{Creating, Deleting, Error, Running, Stopped, Stopping, Unspecified};
-    let Some(vm) = vm else { return down(o, Finding::Vanished, true) };
+    let Some(vm) = vm else { return plan_restart(o, Finding::Vanished, true) };
     let due = hibernation_due(o);
-    let wanted = drain::power_state(o, wanted(o, vm, due));
+    let wanted = drain::power_state(o, wanted_power_state(o, vm, due));
     if let Some(plan) = drain::begin_move(o, vm) {
         return plan;
     }
     let powered_off = status::is_powered_off(o.vm) && o.progress.powered.is_none();
-    let found = || drain::found(o, vm);
+    let found = || drain::vm_finding(o, vm);
     match transition(wanted, vm, powered_off) {
         Transition::To(PowerState::Running) if o.memo.recreate => return recreate(o),
         Transition::To(state) if o.progress.powered == Some(state) => {
@@ -273,13 +273,13 @@ fn follow(o: &Observed<'_>, vm: Option<&VmInfo>) -> Plan {
             Plan { memo, requeue: wait.unwrap_or(plan.requeue).min(plan.requeue), ..plan }
         }
         Creating | Stopping | Deleting | Unspecified => report(o, found()),
-        Stopped => down(o, found(), false),
-        Error => down(o, found(), true),
+        Stopped => plan_restart(o, found(), false),
+        Error => plan_restart(o, found(), true),
     }
 }
 
 /// Plans for a VM that is down unexpectedly: reports it, and starts it again when policy and backoff allow.
-fn down(o: &Observed<'_>, finding: Finding, failed: bool) -> Plan {
+fn plan_restart(o: &Observed<'_>, finding: Finding, failed: bool) -> Plan {
     let restarts = match o.vm.spec.restart_policy {
         RestartPolicy::Always => true,
         RestartPolicy::OnFailure => failed,
@@ -317,7 +317,7 @@ fn unreachable(o: &Observed<'_>, error: &AgentError, gone_since: Option<Timestam
         return retry(o, error.clone()); // it says nothing about the agent
     }
     let memo = Memo { silent: o.memo.silent.saturating_add(1), ..o.memo.clone() };
-    if let (Some(binding), false, false) = (named_elsewhere(o), o.vm.is_provisioned(), announced) {
+    if let (Some(binding), false, false) = (changed_binding(o), o.vm.is_provisioned(), announced) {
         return execute(o, vec![Step::Bind(binding.clone())]); // the user corrected an address that never answered
     }
     if is_lost(o, gone_since) {
@@ -340,7 +340,7 @@ fn unreachable(o: &Observed<'_>, error: &AgentError, gone_since: Option<Timestam
 }
 
 fn remove(o: &Observed<'_>) -> Plan {
-    if let Some(plan) = moved(o).and_then(|migration| migration::remove(o, migration)) {
+    if let Some(plan) = current_migration(o).and_then(|migration| migration::remove(o, migration)) {
         return plan;
     }
     let bound = o.vm.status.as_ref().is_some_and(|s| !s.agent_address.is_empty());

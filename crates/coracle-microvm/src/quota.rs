@@ -69,7 +69,7 @@ impl Quota {
         let now = |name: &str| used.get(name).copied().unwrap_or_default();
         let is_stale = |name: &&&str| self.reported.get(**name) != Some(&now(name));
         let stale: BTreeMap<_, _> =
-            self.hard.keys().filter(is_stale).map(|name| (*name, shown(name, now(name)))).collect();
+            self.hard.keys().filter(is_stale).map(|name| (*name, format_amount(name, now(name)))).collect();
         let (namespace, name) = (self.namespace.clone(), self.name.clone());
         (!stale.is_empty()).then_some(StaleUsage { namespace, name, used: stale })
     }
@@ -83,7 +83,8 @@ impl Quota {
         });
         let over: Vec<_> = over.collect();
         let list = |of: &dyn Fn(&str, Amount) -> Amount| {
-            let texts = over.iter().map(|(name, hard)| format!("{name}={}", shown(name, of(name, **hard))));
+            let texts =
+                over.iter().map(|(name, hard)| format!("{name}={}", format_amount(name, of(name, **hard))));
             texts.collect::<Vec<_>>().join(",")
         };
         (!over.is_empty()).then(|| {
@@ -95,7 +96,7 @@ impl Quota {
     }
 }
 
-fn shown(name: &str, amount: Amount) -> String {
+fn format_amount(name: &str, amount: Amount) -> String {
     match name {
         CPU => amount.units().to_string(),
         _ => format!("{}Mi", amount.units().div_ceil(1 << 20)),
@@ -103,7 +104,7 @@ fn shown(name: &str, amount: Amount) -> String {
 }
 
 /// Returns the amounts that a VM counts for.
-fn counted(vm: &MikromVM) -> Amounts {
+fn requested_amounts(vm: &MikromVM) -> Amounts {
     const MIB: u64 = 1 << 20;
     let whole = |count: i32| u64::try_from(count).unwrap_or(0);
     let disks = vm.spec.volumes.iter().filter_map(|volume| volume.disk.as_ref()?.size_mib());
@@ -121,13 +122,13 @@ pub(crate) fn exceeded<'a>(
     others: impl Iterator<Item = &'a MikromVM>,
     vm: &MikromVM,
 ) -> Option<String> {
-    let (used, wanted) = (sum(others), counted(vm));
+    let (used, wanted) = (sum(others), requested_amounts(vm));
     quotas.iter().find_map(|quota| quota.exceeded(&used, &wanted))
 }
 
 fn sum<'a>(vms: impl Iterator<Item = &'a MikromVM>) -> Amounts {
     let mut used = Amounts::new();
-    for (name, amount) in vms.flat_map(counted) {
+    for (name, amount) in vms.flat_map(requested_amounts) {
         let sum = used.entry(name).or_default();
         *sum = sum.plus(amount);
     }

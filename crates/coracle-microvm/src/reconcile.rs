@@ -194,7 +194,7 @@ async fn carry_out(
             Ok(After::Written(written)) => (*vm, freshness) = (*written, Freshness::Current),
             Ok(After::Gone) => return Ok(Round::Gone),
             Err(Error::Agent(error)) => {
-                failed(cx, vm, step, error, bound_to, progress).await?;
+                handle_step_error(cx, vm, step, error, bound_to, progress).await?;
                 break;
             }
             Err(error) => return Err(error),
@@ -204,7 +204,7 @@ async fn carry_out(
 }
 
 /// Handles a failed call. `Ok` when the next round should plan with what is known now.
-async fn failed(
+async fn handle_step_error(
     cx: &Context,
     vm: &MikromVM,
     step: &Step,

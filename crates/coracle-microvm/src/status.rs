@@ -217,7 +217,7 @@ pub fn derive(
             status.node_name.clone_from(&bound_to.node);
             status.agent_address.clone_from(&bound_to.address);
             status.power_state = info.power;
-            status.powered_off = powered_off(vm, info, progress) || is_drained_off(finding);
+            status.powered_off = is_off_by_spec(vm, info, progress) || is_drained_off(finding);
             status.image_digest.clone_from(&info.image_digest);
             status.created_at = status.created_at.or_else(|| Some(created_at(info, now)));
             status.restarts = status.restarts.saturating_add(i32::from(progress.restarted));
@@ -251,7 +251,7 @@ pub fn is_drained(vm: &MikromVM) -> bool {
 /// Returns the status of an object with a move in that phase; `None`: the move is over. From `Restoring` on the object is bound
 /// to the target.
 #[must_use]
-pub fn migrating(vm: &MikromVM, migration: Option<&Migration>, now: Timestamp) -> MikromVMStatus {
+pub fn migration_status(vm: &MikromVM, migration: Option<&Migration>, now: Timestamp) -> MikromVMStatus {
     let mut status = vm.status.clone().unwrap_or_default();
     if let Some(Migration { phase: MigrationPhase::Restoring, target, .. }) = migration {
         status.node_name.clone_from(&target.node_name);
@@ -276,7 +276,7 @@ pub fn migrating(vm: &MikromVM, migration: Option<&Migration>, now: Timestamp) -
 
 /// Returns the status of an object that is newly bound to `binding`; the findings about another node are dropped.
 #[must_use]
-pub fn bound(vm: &MikromVM, binding: &NodeBinding, now: Timestamp) -> MikromVMStatus {
+pub fn bound_status(vm: &MikromVM, binding: &NodeBinding, now: Timestamp) -> MikromVMStatus {
     let old = vm.status.clone().unwrap_or_default();
     let summary = summarize(vm, &Finding::Creating, binding);
     MikromVMStatus {
@@ -316,7 +316,7 @@ fn created_at(info: &VmInfo, now: Timestamp) -> Time {
 
 /// True when the VM was powered off by spec.powerState, until it runs again. A VM that is down right after its start has ended
 /// by itself.
-fn powered_off(vm: &MikromVM, info: &VmInfo, progress: AppliedSteps) -> bool {
+fn is_off_by_spec(vm: &MikromVM, info: &VmInfo, progress: AppliedSteps) -> bool {
     match info.state {
         State::Stopped | State::Error => {
             let started = progress.powered == Some(PowerState::Running);
@@ -469,11 +469,11 @@ mod tests {
         }
     }
 
-    fn image() -> AgentError {
+    fn image_error() -> AgentError {
         AgentError { failure: "COR-IMG-004".into(), ..error() }
     }
 
-    fn full() -> AgentError {
+    fn disk_full_error() -> AgentError {
         AgentError { failure: "COR-IMG-010".into(), code: tonic::Code::ResourceExhausted, ..error() }
     }
 
@@ -491,14 +491,19 @@ mod tests {
             ("the contract's table", &new, vm_in(State::Deleting), ("Deleting", "False", "InTransition")),
             ("the contract's table", &new, vm_in(State::Error), ("Failed", "False", "VMFailed")),
             ("refused", &new, Finding::Refused(error()), ("Failed", "False", "AgentError")),
-            ("no such image", &new, Finding::Refused(image()), ("Failed", "False", "ImagePullFailed")),
+            ("no such image", &new, Finding::Refused(image_error()), ("Failed", "False", "ImagePullFailed")),
             (
                 "the registry is away",
                 &running,
-                Finding::Waiting(image()),
+                Finding::Waiting(image_error()),
                 ("Running", "False", "ImagePullFailed"),
             ),
-            ("the disk is full", &running, Finding::Waiting(full()), ("Running", "False", "NoSpace")),
+            (
+                "the disk is full",
+                &running,
+                Finding::Waiting(disk_full_error()),
+                ("Running", "False", "NoSpace"),
+            ),
             ("no boot", &running, Finding::Waiting(error()), ("Running", "False", "BootFailed")),
             (
                 "INTERNAL keeps the phase",
@@ -591,7 +596,7 @@ mod tests {
     fn condition_follows_an_edit_and_another_failure() {
         let failed = |failure: &str, words: &str| {
             let message = format!("{words} ({failure}; ask the registry)");
-            Finding::Waiting(AgentError { message, failure: failure.into(), ..image() })
+            Finding::Waiting(AgentError { message, failure: failure.into(), ..image_error() })
         };
         let mut vm = object();
         let first =
@@ -616,7 +621,7 @@ mod tests {
             events(vm.status.as_ref(), new, progress).iter().map(|e| e.reason).collect::<Vec<_>>()
         };
         let calm = AppliedSteps::default();
-        let bound = bound(&vm, &binding(), at(1));
+        let bound = bound_status(&vm, &binding(), at(1));
         assert_eq!(reasons(&vm, &bound, calm), ["Scheduled"]);
         vm.status = Some(bound);
         let running = derive(&vm, &vm_in(State::Running), &binding(), calm, at(2));

@@ -100,7 +100,7 @@ async fn session(
 
 async fn learn_capacity(cx: &Context, agent: &dyn NodeClient, at: &AgentAddress) {
     match agent.capacity().await {
-        Ok(capacity) => cx.fleet.tell_capacity(&at.address, capacity),
+        Ok(capacity) => cx.fleet.set_reported_capacity(&at.address, capacity),
         Err(error) => debug!(address = at.address, %error, "read capacity of the host failed"),
     }
 }
@@ -122,13 +122,13 @@ async fn catch_up(
     }
     let cluster = cx.cluster().await;
     for (id, machine) in agent.list().await? {
-        if let Some(uid) = orphaned(cx, cluster.as_deref(), &id, &machine).await {
+        if let Some(uid) = deleted_object_uid(cx, cluster.as_deref(), &id, &machine).await {
             info!(vm = id, uid, address = at.address, "removing a VM whose object was deleted");
             // No later generation of the object exists, because it was deleted.
             let object = machine.object.map(|(ns, name)| format!("{ns}/{name}")).unwrap_or_default();
             let fence = Fence { uid, object, generation: i64::MAX };
             remove(agent, &VmRef { agent: at.clone(), id, fence, grace: None }).await?;
-        } else if let Some(vm) = moved_away(cx, at, &id, &machine).await {
+        } else if let Some(vm) = find_moved_object(cx, at, &id, &machine).await {
             info!(vm = id, address = at.address, "removing a VM that was moved to another node");
             remove(agent, &VmRef { agent: at.clone(), id: id.clone(), fence: Fence::of(&vm), grace: None })
                 .await?;
@@ -146,7 +146,12 @@ async fn remove(agent: &dyn NodeClient, vm: &VmRef) -> Result<(), AgentError> {
 
 /// Returns the UID of a VM's deleted object, by a read from the API server. The finalizer of such an object was removed while
 /// the node was unreachable.
-async fn orphaned(cx: &Context, cluster: Option<&str>, id: &str, machine: &VmInfo) -> Option<String> {
+async fn deleted_object_uid(
+    cx: &Context,
+    cluster: Option<&str>,
+    id: &str,
+    machine: &VmInfo,
+) -> Option<String> {
     let uid = machine.uid.as_ref().filter(|uid| cx.fleet.object(uid).is_none())?;
     let (namespace, name) = object_here(machine, cluster, cx.namespace.as_deref())?;
     let objects: Api<MikromVM> = Api::namespaced(cx.client.clone(), namespace);
@@ -174,7 +179,7 @@ fn object_here<'a>(
 }
 
 /// Returns the object of a VM that was moved: by a read from the API server, the object with the same UID runs on another node.
-async fn moved_away(cx: &Context, at: &AgentAddress, id: &str, machine: &VmInfo) -> Option<MikromVM> {
+async fn find_moved_object(cx: &Context, at: &AgentAddress, id: &str, machine: &VmInfo) -> Option<MikromVM> {
     let elsewhere = |vm: &MikromVM| {
         let status = vm.status.as_ref()?;
         let here = status.agent_address == at.address

@@ -66,7 +66,7 @@ pub async fn lease_subnet(
         let stored = leases.get_opt(keys::GUEST_SUBNETS).await.map_err(api)?;
         let mut entries = stored.as_ref().map(entries).unwrap_or_default();
         let before = entries.clone();
-        let chosen = match choose(&of_others(&entries, node)) {
+        let chosen = match choose(&networks_of_others(&entries, node)) {
             Some(chosen) => chosen,
             None => {
                 for owner in owners(&entries, node) {
@@ -75,18 +75,20 @@ pub async fn lease_subnet(
                     }
                 }
                 let exhausted = || SubnetError::Exhausted { node: node.to_owned() };
-                choose(&of_others(&entries, node)).ok_or_else(exhausted)?
+                choose(&networks_of_others(&entries, node)).ok_or_else(exhausted)?
             }
         };
-        enter(&mut entries, node, holds, chosen);
+        replace_entries(&mut entries, node, holds, chosen);
         if stored.is_some() && entries == before {
             return Ok(chosen);
         }
         let written = match stored {
             Some(stored) => {
-                leases.replace(keys::GUEST_SUBNETS, &PostParams::default(), &with(stored, &entries)).await
+                leases
+                    .replace(keys::GUEST_SUBNETS, &PostParams::default(), &with_entries(stored, &entries))
+                    .await
             }
-            None => leases.create(&PostParams::default(), &with(empty(), &entries)).await,
+            None => leases.create(&PostParams::default(), &with_entries(empty(), &entries)).await,
         };
         match written {
             Ok(_) => return Ok(chosen),
@@ -113,7 +115,10 @@ pub async fn free_subnets(client: &Client, namespace: &str, node: &str) -> Resul
             return Ok(());
         }
         entries.retain(|_, owner| owner != node);
-        match leases.replace(keys::GUEST_SUBNETS, &PostParams::default(), &with(stored, &entries)).await {
+        match leases
+            .replace(keys::GUEST_SUBNETS, &PostParams::default(), &with_entries(stored, &entries))
+            .await
+        {
             Ok(_) => return Ok(()),
             Err(kube::Error::Api(status)) if status.code == 409 => {
                 sleep(Duration::from_millis(rand::random_range(1..PAUSE_MS))).await;
@@ -135,7 +140,7 @@ fn entries(lease: &Lease) -> Entries {
     lease.annotations().iter().filter_map(entry).collect()
 }
 
-fn of_others(entries: &Entries, node: &str) -> Vec<Ipv4Net> {
+fn networks_of_others(entries: &Entries, node: &str) -> Vec<Ipv4Net> {
     entries.iter().filter(|(_, owner)| *owner != node).map(|(network, _)| *network).collect()
 }
 
@@ -147,14 +152,14 @@ fn owners(entries: &Entries, node: &str) -> Vec<String> {
 }
 
 /// Replaces the entries of `node`. A network that another node has leased stays that node's.
-fn enter(entries: &mut Entries, node: &str, holds: Option<Ipv4Net>, chosen: Ipv4Net) {
+fn replace_entries(entries: &mut Entries, node: &str, holds: Option<Ipv4Net>, chosen: Ipv4Net) {
     entries.retain(|_, owner| owner != node);
     for network in holds.into_iter().chain([chosen]) {
         entries.entry(network).or_insert_with(|| node.to_owned());
     }
 }
 
-fn with(mut lease: Lease, entries: &Entries) -> Lease {
+fn with_entries(mut lease: Lease, entries: &Entries) -> Lease {
     let annotations = lease.annotations_mut();
     annotations.retain(|key, _| !key.starts_with(keys::GUEST_SUBNETS_PREFIX));
     annotations.extend(entries.iter().map(|(network, node)| {
@@ -194,10 +199,10 @@ mod tests {
         ] {
             let mut all: Entries =
                 before.iter().map(|(text, node)| (network(text), (*node).to_owned())).collect();
-            enter(&mut all, "a", holds.map(network), network(chosen));
+            replace_entries(&mut all, "a", holds.map(network), network(chosen));
             let text: Vec<_> = all.iter().map(|(network, node)| format!("{network}={node}")).collect();
             assert_eq!(text.join(" "), want, "{why}");
-            assert_eq!(entries(&with(empty(), &all)), all, "{why}: as annotations");
+            assert_eq!(entries(&with_entries(empty(), &all)), all, "{why}: as annotations");
         }
     }
 }

@@ -93,7 +93,7 @@ impl Addressing {
     ///
     /// # Errors
     /// [`NetError::State`].
-    pub(crate) async fn keep(&self) -> Result<(), NetError> {
+    pub(crate) async fn save(&self) -> Result<(), NetError> {
         let state = |source| NetError::State { path: self.path.clone(), source };
         let chosen = self.now.lock().chosen;
         if read(&self.path).await? == Some(chosen) {
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn subnet_waits_until_no_vm_has_an_address() {
+    async fn subnet_change_waits_for_the_last_lease() {
         let dir = tempfile::tempdir().unwrap();
         let vm = VmId::of_name(&"a".parse().unwrap());
         let (first, second) = (subnet("10.100.0.0/24"), subnet("10.7.0.0/24"));
@@ -150,14 +150,14 @@ mod tests {
         let lease = node.ipam().lease(&vm, None).unwrap();
         assert!(node.wait_for(second));
         assert_eq!((node.advance(), node.subnet()), (None, first), "a VM has an address");
-        node.keep().await.unwrap();
+        node.save().await.unwrap();
         let node = open(dir.path(), None).await;
         assert_eq!(node.subnet(), first, "after a restart its record has it");
         node.ipam().lease(&vm, Some(lease.address)).unwrap();
         assert_eq!(node.advance(), None);
         node.ipam().release(&vm);
         assert_eq!((node.advance(), node.subnet()), (Some(second), second));
-        node.keep().await.unwrap();
+        node.save().await.unwrap();
         assert_eq!(open(dir.path(), None).await.subnet(), second);
         assert_eq!(kept_subnet(dir.path()).await.unwrap(), Some(second));
     }
@@ -165,7 +165,7 @@ mod tests {
     #[tokio::test]
     async fn new_subnet_flag_waits_until_no_vm_has_an_address() {
         let dir = tempfile::tempdir().unwrap();
-        open(dir.path(), None).await.keep().await.unwrap();
+        open(dir.path(), None).await.save().await.unwrap();
         let wanted = subnet("10.9.0.0/24");
         let node = open(dir.path(), Some(wanted)).await;
         assert!(node.is_fixed());

@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 use tokio::sync::Mutex as AsyncMutex;
 
 use crate::addressing::{Addressing, file};
-use crate::link::{Links, vanished};
+use crate::link::{Links, missing_link};
 use crate::ports::HostPorts;
 use crate::rules::{self, Rules};
 use crate::{Assignment, Attachment, Endpoint, GuestNic, Lease, NetError, Network, Sources, Subnet};
@@ -65,7 +65,7 @@ impl BridgeNetwork {
             is_pinned: AtomicBool::new(false),
             ports: Mutex::default(),
             links,
-            filter: Connection::open().map_err(not_filtered("open a netlink socket"))?,
+            filter: Connection::open().map_err(rules_error("open a netlink socket"))?,
             rules,
             filtered: Mutex::default(),
             firewall: AsyncMutex::new(()),
@@ -90,7 +90,7 @@ impl BridgeNetwork {
     /// # Errors
     /// [`NetError::Rules`].
     pub async fn probe() -> Result<(), NetError> {
-        let tried = not_filtered("try the packet filter");
+        let tried = rules_error("try the packet filter");
         match Connection::open() {
             Ok(filter) => filter.apply(rules::probe()).await.map_err(tried),
             Err(error) => Err(tried(error)),
@@ -127,7 +127,7 @@ impl BridgeNetwork {
             route_loopback(&self.name)?;
         }
         let index = self.links.ensure_tap(&tap, self.rules.group()).await?;
-        let bridge = self.links.index(&self.name).await?.ok_or_else(|| vanished(&self.name))?;
+        let bridge = self.links.index(&self.name).await?.ok_or_else(|| missing_link(&self.name))?;
         self.links.up(&tap, index, Some(bridge)).await?;
         if !ports.is_empty() {
             // Hairpin mode of the bridge port (ip-link(8)): where the host filters bridged packets by its IPv4 tables, a packet
@@ -138,7 +138,7 @@ impl BridgeNetwork {
     }
 
     async fn change(&self, operation: &str, changes: Vec<Change>) -> Result<(), NetError> {
-        self.filter.apply(changes).await.map_err(not_filtered(operation))
+        self.filter.apply(changes).await.map_err(rules_error(operation))
     }
 
     async fn replace(&self, guests: &[GuestNic]) -> Result<(), NetError> {
@@ -157,7 +157,7 @@ pub(crate) fn suffix(state_dir: &Path) -> String {
     hex
 }
 
-fn not_filtered(operation: &str) -> impl FnOnce(NftablesError) -> NetError {
+fn rules_error(operation: &str) -> impl FnOnce(NftablesError) -> NetError {
     move |source| NetError::Rules { operation: operation.to_owned(), source }
 }
 
@@ -193,7 +193,7 @@ impl Network for BridgeNetwork {
     /// Taps made by an earlier version are in no interface group. They join the group before the filter that matches it is
     /// loaded.
     async fn prepare(&self, guests: &[GuestNic]) -> Result<(), NetError> {
-        self.addressing.keep().await?;
+        self.addressing.save().await?;
         {
             let _one_at_a_time = self.firewall.lock().await;
             for tap in self.taps().await? {
@@ -214,7 +214,7 @@ impl Network for BridgeNetwork {
             return Ok(Assignment::Fixed);
         }
         let waits = self.addressing.wait_for(subnet);
-        self.addressing.keep().await?;
+        self.addressing.save().await?;
         let waits = waits && self.settle().await?.is_none();
         Ok(if waits { Assignment::Pending } else { Assignment::Current })
     }
@@ -229,7 +229,7 @@ impl Network for BridgeNetwork {
         self.filtered.lock().clear();
         self.replace(&[]).await?;
         self.links.ensure_bridge(&self.name, subnet).await?;
-        self.addressing.keep().await?;
+        self.addressing.save().await?;
         Ok(Some(subnet))
     }
 

@@ -132,18 +132,18 @@ impl Cni {
             previous = Some(serde_json::from_slice(&output).map_err(|error| reason(error.to_string()))?);
         }
         let result = previous.unwrap_or_default();
-        CniAddresses::parse(&result).map_err(|reason| self.garbled(reason))?;
+        CniAddresses::parse(&result).map_err(|reason| self.invalid_result(reason))?;
         Ok((result, join::mtu(&entry.netns).await?))
     }
 
     /// Addresses that a guest gets from a completed entry.
     fn addresses(&self, entry: &Entry) -> Result<CniAddresses, CniError> {
         let result = entry.result.as_ref().unwrap_or(&Value::Null);
-        let addresses = CniAddresses::parse(result).map_err(|reason| self.garbled(reason))?;
+        let addresses = CniAddresses::parse(result).map_err(|reason| self.invalid_result(reason))?;
         Ok(CniAddresses { mtu: entry.mtu, ..addresses })
     }
 
-    fn garbled(&self, reason: String) -> CniError {
+    fn invalid_result(&self, reason: String) -> CniError {
         CniError::Answer { plugin: "list".to_owned(), command: "ADD", reason }
     }
 

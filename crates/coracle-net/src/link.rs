@@ -27,7 +27,7 @@ pub(crate) struct Links {
     _driver: tokio::task::JoinSet<()>,
 }
 
-pub(crate) fn failed(operation: String) -> impl FnOnce(rtnetlink::Error) -> NetError {
+pub(crate) fn link_error(operation: String) -> impl FnOnce(rtnetlink::Error) -> NetError {
     move |error| {
         let source = match error {
             rtnetlink::Error::NetlinkError(message) => message.to_io(),
@@ -56,7 +56,7 @@ impl Links {
         match self.handle.link().get().match_name(name).execute().try_next().await {
             Ok(link) => Ok(link.map(|l| l.header.index)),
             Err(rtnetlink::Error::NetlinkError(e)) if e.raw_code() == -libc::ENODEV => Ok(None),
-            Err(e) => Err(failed(format!("look up interface {name}"))(e)),
+            Err(e) => Err(link_error(format!("look up interface {name}"))(e)),
         }
     }
 
@@ -69,7 +69,7 @@ impl Links {
             .execute()
             .try_collect()
             .await
-            .map_err(failed("list interfaces".to_owned()))?;
+            .map_err(link_error("list interfaces".to_owned()))?;
         let name = |attribute: &LinkAttribute| match attribute {
             LinkAttribute::IfName(name) => Some(name.clone()),
             _ => None,
@@ -83,22 +83,22 @@ impl Links {
             Some(index) => index,
             None => {
                 let add = self.handle.link().add(LinkBridge::new(name).build()).execute().await;
-                add.map_err(failed(format!("make bridge {name}")))?;
-                self.index(name).await?.ok_or_else(|| vanished(name))?
+                add.map_err(link_error(format!("make bridge {name}")))?;
+                self.index(name).await?.ok_or_else(|| missing_link(name))?
             }
         };
         let address = self.handle.address().add(index, subnet.gateway().into(), subnet.prefix());
         match address.replace().execute().await {
             Ok(()) => {}
-            Err(e) => return Err(failed(format!("give {} to bridge {name}", subnet.gateway()))(e)),
+            Err(e) => return Err(link_error(format!("give {} to bridge {name}", subnet.gateway()))(e)),
         }
         let mut addresses = self.handle.address().get().set_link_index_filter(index).execute();
         while let Some(address) = addresses.next().await {
-            let address = address.map_err(failed(format!("list addresses of {name}")))?;
+            let address = address.map_err(link_error(format!("list addresses of {name}")))?;
             let is_other = |attribute: &AddressAttribute| matches!(attribute, AddressAttribute::Address(IpAddr::V4(ip)) if *ip != subnet.gateway());
             if address.attributes.iter().any(is_other) {
                 let remove = self.handle.address().del(address).execute().await;
-                remove.map_err(failed(format!("take an address from bridge {name}")))?;
+                remove.map_err(link_error(format!("take an address from bridge {name}")))?;
             }
         }
         self.up(name, index, None).await?;
@@ -112,7 +112,7 @@ impl Links {
             None => {
                 let failed = |source| NetError::Link { operation: format!("make tap {name}"), source };
                 make_tap(name).map_err(failed)?;
-                self.index(name).await?.ok_or_else(|| vanished(name))?
+                self.index(name).await?.ok_or_else(|| missing_link(name))?
             }
         };
         self.set_group(name, index, group).await?;
@@ -123,14 +123,14 @@ impl Links {
     pub(crate) async fn set_group(&self, name: &str, index: u32, group: u32) -> Result<(), NetError> {
         let message = LinkUnspec::new_with_index(index).append_extra_attribute(LinkAttribute::Group(group));
         let set = self.handle.link().set(message.build()).execute().await;
-        set.map_err(failed(format!("put {name} into group {group}")))
+        set.map_err(link_error(format!("put {name} into group {group}")))
     }
 
     /// Takes an interface down. `Ok` if it does not exist.
     pub(crate) async fn down(&self, name: &str) -> Result<(), NetError> {
         let Some(index) = self.index(name).await? else { return Ok(()) };
         let set = self.handle.link().set(LinkUnspec::new_with_index(index).down().build()).execute().await;
-        set.map_err(failed(format!("take down {name}")))
+        set.map_err(link_error(format!("take down {name}")))
     }
 
     /// Brings an interface up, as a port of the bridge if one is given.
@@ -140,38 +140,38 @@ impl Links {
             message = message.controller(bridge);
         }
         let set = self.handle.link().set(message.build()).execute().await;
-        set.map_err(failed(format!("bring up {name}")))
+        set.map_err(link_error(format!("bring up {name}")))
     }
 
     /// Makes a veth pair, both ends down.
     pub(crate) async fn make_pair(&self, near: &str, far: &str) -> Result<(), NetError> {
         let add = self.handle.link().add(LinkVeth::new(near, far).build()).execute().await;
-        add.map_err(failed(format!("make the pair {near}, {far}")))
+        add.map_err(link_error(format!("make the pair {near}, {far}")))
     }
 
     /// Moves an interface to the network namespace that this descriptor refers to.
     pub(crate) async fn move_to(&self, name: &str, index: u32, namespace: RawFd) -> Result<(), NetError> {
         let message = LinkUnspec::new_with_index(index).setns_by_fd(namespace);
         let set = self.handle.link().set(message.build()).execute().await;
-        set.map_err(failed(format!("move {name} to another network namespace")))
+        set.map_err(link_error(format!("move {name} to another network namespace")))
     }
 
     /// MTU of an interface, bytes.
     pub(crate) async fn mtu(&self, name: &str) -> Result<u32, NetError> {
         let link = self.handle.link().get().match_name(name).execute().try_next().await;
-        let link = link.map_err(failed(format!("look up interface {name}")))?;
+        let link = link.map_err(link_error(format!("look up interface {name}")))?;
         let mtu = |attribute: &LinkAttribute| match attribute {
             LinkAttribute::Mtu(mtu) => Some(*mtu),
             _ => None,
         };
-        link.iter().flat_map(|link| &link.attributes).find_map(mtu).ok_or_else(|| vanished(name))
+        link.iter().flat_map(|link| &link.attributes).find_map(mtu).ok_or_else(|| missing_link(name))
     }
 
     /// Sets the MTU of an interface.
     pub(crate) async fn set_mtu(&self, name: &str, index: u32, mtu: u32) -> Result<(), NetError> {
         let message = LinkUnspec::new_with_index(index).mtu(mtu);
         let set = self.handle.link().set(message.build()).execute().await;
-        set.map_err(failed(format!("set the MTU of {name} to {mtu}")))
+        set.map_err(link_error(format!("set the MTU of {name} to {mtu}")))
     }
 
     /// Redirects every frame that an interface receives to another one, so that nothing else sees it. Replaces an earlier
@@ -184,11 +184,11 @@ impl Links {
         old.message_mut().header.parent = TcHandle::INGRESS;
         old.message_mut().header.handle = TcHandle::from(INGRESS_HANDLE);
         let _there_was_none = old.execute().await;
-        disciplines.add(index).ingress().execute().await.map_err(failed(operation.clone()))?;
+        disciplines.add(index).ingress().execute().await.map_err(link_error(operation.clone()))?;
         let mut filters = self.handle.traffic_filter(index);
         let filter =
             filters.add().parent(INGRESS_HANDLE).priority(1).protocol(ETH_P_ALL.to_be()).redirect(to);
-        filter.map_err(failed(operation.clone()))?.execute().await.map_err(failed(operation))
+        filter.map_err(link_error(operation.clone()))?.execute().await.map_err(link_error(operation))
     }
 
     /// Removes an interface. `Ok` if it does not exist.
@@ -197,7 +197,7 @@ impl Links {
         match self.handle.link().del(index).execute().await {
             Ok(()) => Ok(()),
             Err(rtnetlink::Error::NetlinkError(e)) if e.raw_code() == -libc::ENODEV => Ok(()),
-            Err(e) => Err(failed(format!("remove interface {name}"))(e)),
+            Err(e) => Err(link_error(format!("remove interface {name}"))(e)),
         }
     }
 
@@ -206,7 +206,7 @@ impl Links {
         let mut networks = Vec::new();
         let mut addresses = self.handle.address().get().execute();
         while let Some(address) = addresses.next().await {
-            let address = address.map_err(failed("list addresses".to_owned()))?;
+            let address = address.map_err(link_error("list addresses".to_owned()))?;
             networks.extend(address.attributes.iter().filter_map(|attribute| match attribute {
                 AddressAttribute::Address(IpAddr::V4(ip)) => {
                     Some(Subnet::around(*ip, address.header.prefix_len))
@@ -216,7 +216,7 @@ impl Links {
         }
         let mut routes = self.handle.route().get(RouteMessageBuilder::<Ipv4Addr>::new().build()).execute();
         while let Some(route) = routes.next().await {
-            let route = route.map_err(failed("list routes".to_owned()))?;
+            let route = route.map_err(link_error("list routes".to_owned()))?;
             let prefix = route.header.destination_prefix_length;
             networks.extend(route.attributes.iter().filter_map(|attribute| match attribute {
                 RouteAttribute::Destination(RouteAddress::Inet(ip)) if prefix > 0 => {
@@ -237,6 +237,6 @@ pub async fn host_networks() -> Result<Vec<Subnet>, NetError> {
     Links::open()?.networks().await
 }
 
-pub(crate) fn vanished(name: &str) -> NetError {
+pub(crate) fn missing_link(name: &str) -> NetError {
     NetError::Link { operation: format!("look up interface {name}"), source: io::ErrorKind::NotFound.into() }
 }

@@ -9,7 +9,7 @@ use rtnetlink::packet_route::route::{
     RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteProtocol,
 };
 
-use crate::link::{Links, failed};
+use crate::link::{Links, link_error};
 use crate::{NetError, Subnet};
 
 /// Protocol number of the routes that this module makes (rtnetlink(7), `rtm_protocol`). Numbers above 4 are for routing
@@ -85,7 +85,7 @@ impl PodRoutes {
     /// First [`NetError::Link`]: there can be no route via a gateway that is on no link of this host.
     pub async fn reconcile(&self, wanted: &[PodRoute]) -> Result<Vec<RouteChange>, NetError> {
         let (mut done, mut first) = (Vec::new(), Ok(()));
-        for change in plan(wanted, &self.found().await?) {
+        for change in plan(wanted, &self.list_routes().await?) {
             let result = match change {
                 RouteChange::Set(route) => self.set(route).await,
                 RouteChange::Removed(destination) => self.remove(destination).await,
@@ -99,37 +99,37 @@ impl PodRoutes {
     }
 
     async fn set(&self, PodRoute { destination, gateway }: PodRoute) -> Result<(), NetError> {
-        let message = to(destination).gateway(gateway).build();
+        let message = route_to(destination).gateway(gateway).build();
         let set = self.links.handle().route().add(message).replace().execute().await;
-        set.map_err(failed(format!("make a route to {destination} by {gateway}")))
+        set.map_err(link_error(format!("make a route to {destination} by {gateway}")))
     }
 
     async fn remove(&self, destination: Subnet) -> Result<(), NetError> {
-        match self.links.handle().route().del(to(destination).build()).execute().await {
+        match self.links.handle().route().del(route_to(destination).build()).execute().await {
             Err(rtnetlink::Error::NetlinkError(e)) if e.raw_code() == -libc::ESRCH => Ok(()),
-            removed => removed.map_err(failed(format!("remove the route to {destination}"))),
+            removed => removed.map_err(link_error(format!("remove the route to {destination}"))),
         }
     }
 
     /// Routes to networks in the main table.
-    async fn found(&self) -> Result<Vec<Found>, NetError> {
+    async fn list_routes(&self) -> Result<Vec<Found>, NetError> {
         let request = RouteMessageBuilder::<Ipv4Addr>::new().build();
         let mut routes = self.links.handle().route().get(request).execute();
         let mut found = Vec::new();
         while let Some(route) = routes.next().await {
-            found.extend(of(&route.map_err(failed("list routes".to_owned()))?));
+            found.extend(parse_route(&route.map_err(link_error("list routes".to_owned()))?));
         }
         Ok(found)
     }
 }
 
-fn to(destination: Subnet) -> RouteMessageBuilder<Ipv4Addr> {
+fn route_to(destination: Subnet) -> RouteMessageBuilder<Ipv4Addr> {
     RouteMessageBuilder::<Ipv4Addr>::new()
         .destination_prefix(destination.network(), destination.prefix())
         .protocol(RouteProtocol::Other(PROTOCOL))
 }
 
-fn of(route: &RouteMessage) -> Option<Found> {
+fn parse_route(route: &RouteMessage) -> Option<Found> {
     let header = &route.header;
     let destination = route.attributes.iter().find_map(|attribute| match attribute {
         RouteAttribute::Destination(RouteAddress::Inet(ip)) => {
@@ -153,7 +153,7 @@ mod tests {
         PodRoute { destination: destination.parse().unwrap(), gateway: gateway.parse().unwrap() }
     }
 
-    fn found(destination: &str, gateway: &str, is_ours: bool) -> Found {
+    fn found_route(destination: &str, gateway: &str, is_ours: bool) -> Found {
         let route = route(destination, gateway);
         Found { destination: route.destination, gateway: Some(route.gateway), is_ours }
     }
@@ -173,17 +173,22 @@ mod tests {
             (
                 "a node has another address",
                 vec![a],
-                vec![found("10.244.1.0/24", "192.0.2.9", true)],
+                vec![found_route("10.244.1.0/24", "192.0.2.9", true)],
                 vec![RouteChange::Set(a)],
             ),
-            ("a network plugin made it", vec![a], vec![found("10.244.1.0/24", "192.0.2.1", false)], vec![]),
+            (
+                "a network plugin made it",
+                vec![a],
+                vec![found_route("10.244.1.0/24", "192.0.2.1", false)],
+                vec![],
+            ),
             (
                 "a network plugin made it, too",
                 vec![a],
-                vec![found("10.244.1.0/24", "192.0.2.1", false), ours(a)],
+                vec![found_route("10.244.1.0/24", "192.0.2.1", false), ours(a)],
                 vec![RouteChange::Removed(a.destination)],
             ),
-            ("routes of others stay", vec![], vec![found("10.96.0.0/12", "192.0.2.1", false)], vec![]),
+            ("routes of others stay", vec![], vec![found_route("10.96.0.0/12", "192.0.2.1", false)], vec![]),
         ] {
             assert_eq!(plan(&wanted, &found), want, "{why}");
         }

@@ -16,7 +16,7 @@ use coracle_nftables::{
     Table, Value, Verdict,
 };
 
-use self::expr::{accept, address, chain, drop, is, is_in, is_not, within};
+use self::expr::{accept, address, chain, drop, is, is_in, is_in_subnet, is_not};
 use crate::{GuestNic, Subnet};
 
 /// Destinations that are denied to every guest: link-local addresses, which include the metadata services of most clouds, the
@@ -136,7 +136,7 @@ impl Rules {
 
     /// Removes both tables, whether they exist or not.
     pub(crate) fn remove(&self) -> Vec<Change> {
-        [&self.frames, &self.packets].into_iter().flat_map(removed).collect()
+        [&self.frames, &self.packets].into_iter().flat_map(remove_table).collect()
     }
 
     /// Replaces both tables by tables for exactly these guests. A guest whose address is outside of the subnet, or the same as
@@ -199,13 +199,13 @@ impl Rules {
             vec![is_arp(), accept()],
             vec![is_ipv4(), is_not(Field::Ipv4Source, own), drop()],
         ];
-        let refused = REFUSED.map(|(network, prefix)| expr::begins(to, network, prefix));
+        let refused = REFUSED.map(|(network, prefix)| expr::is_in_prefix(to, network, prefix));
         rules.extend(refused.map(|there| vec![is_ipv4(), there, drop()]));
         if guest.reach.guests {
             rules.push(vec![is_ipv4(), is_in(to, REACH_GUESTS), accept()]);
         }
         rules.push(vec![is_ipv4(), is(to, address(self.subnet.gateway())), accept()]);
-        rules.push(vec![is_ipv4(), within(to, self.subnet), drop()]);
+        rules.push(vec![is_ipv4(), is_in_subnet(to, self.subnet), drop()]);
         rules.push(vec![is_ipv4(), accept()]);
         rules.push(vec![drop()]);
         rules
@@ -226,10 +226,10 @@ impl Rules {
 
 /// Adds and deletes a table in one transaction, which no packet sees, to test whether the kernel accepts changes.
 pub(crate) fn probe() -> Vec<Change> {
-    removed(&Table::new(Family::Bridge, "coracle_probe")).to_vec()
+    remove_table(&Table::new(Family::Bridge, "coracle_probe")).to_vec()
 }
 
-fn removed(table: &Table) -> [Change; 2] {
+fn remove_table(table: &Table) -> [Change; 2] {
     [table.change(Action::AddTable), table.change(Action::DeleteTable)]
 }
 

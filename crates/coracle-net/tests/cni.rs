@@ -96,7 +96,7 @@ impl Node {
     }
 
     /// What remains on the node: addresses, namespaces, interfaces, entries.
-    fn left(&self) -> Vec<String> {
+    fn leftovers(&self) -> Vec<String> {
         let names = |dir: &Path| {
             let files = fs::read_dir(dir).into_iter().flatten().flatten();
             files.map(|file| file.file_name().into_string().unwrap()).collect::<Vec<_>>()
@@ -198,7 +198,7 @@ fn guests_of_plugins_reach_each_other_and_the_gateway() {
         assert!(node.cni().collect(&keep).await.unwrap().is_empty());
         web.end(&cni).await;
         client.end(&cni).await;
-        assert_eq!(node.left(), Vec::<String>::new());
+        assert_eq!(node.leftovers(), Vec::<String>::new());
         ip("link del cni0");
     });
 }
@@ -216,9 +216,9 @@ fn orphaned_network_is_collected_after_a_crash() {
         let request = request(&id);
         let made = tokio::time::timeout(Duration::from_secs(2), cni.add(&id, &request)).await;
         assert!(made.is_err(), "it was cut off");
-        assert!(!node.left().is_empty());
+        assert!(!node.leftovers().is_empty());
         assert_eq!(node.cni().collect(&HashSet::new()).await.unwrap(), [id]);
-        assert_eq!(node.left(), Vec::<String>::new());
+        assert_eq!(node.leftovers(), Vec::<String>::new());
         assert!(node.cni().collect(&HashSet::new()).await.unwrap().is_empty());
         ip("link del cni0");
     });
@@ -241,7 +241,7 @@ fn network_is_made_anew_after_a_restart_of_the_host() {
         let request = NetworkRequest { address: Some(made.address), address6, ..request(&id) };
         assert_eq!(cni.add(&id, &request).await.unwrap(), made);
         assert_eq!(cni.collect(&HashSet::new()).await.unwrap().len(), 2);
-        assert_eq!(node.left(), Vec::<String>::new());
+        assert_eq!(node.leftovers(), Vec::<String>::new());
         ip("link del cni0");
     });
 }
@@ -267,7 +267,7 @@ fn bandwidth_is_limited_also_after_a_restart_of_the_host() {
         assert_eq!(limits(), [true, true], "as it was asked for first");
         cni.del(&id).await.unwrap();
         assert_eq!(limits(), [false, false]);
-        assert_eq!(node.left(), Vec::<String>::new());
+        assert_eq!(node.leftovers(), Vec::<String>::new());
         ip("link del cni0");
     });
 }
@@ -330,7 +330,7 @@ fn plugin_that_fails_leaves_nothing_table() {
             let failure = node.cni().add(&id, &request(&id)).await.unwrap_err();
             assert!(failure.to_string().contains(want), "{why}: {failure}");
             assert!(begin.elapsed() < Duration::from_secs(20), "{why}");
-            assert_eq!(node.left(), Vec::<String>::new(), "{why}");
+            assert_eq!(node.leftovers(), Vec::<String>::new(), "{why}");
         }
         let node = Node::new(&[]);
         fs::remove_file(node.path("bin/bridge")).unwrap();
@@ -385,7 +385,7 @@ fn node_keeps_taps_and_networks_by_their_owners() {
         network.remove(&id).await.unwrap();
         network.detach(&instance).await.unwrap();
         network.teardown().await.unwrap();
-        assert_eq!(node.left(), Vec::<String>::new());
+        assert_eq!(node.leftovers(), Vec::<String>::new());
         ip("link del cni0");
     });
 }

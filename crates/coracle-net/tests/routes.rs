@@ -48,7 +48,7 @@ fn mirror(at: Ipv4Addr) {
 }
 
 /// Source address of this host as the server at `at` sees it; `None` if the server is unreachable.
-fn seen_by(at: Ipv4Addr) -> Option<String> {
+fn source_address_at(at: Ipv4Addr) -> Option<String> {
     let mut stream = TcpStream::connect_timeout(&SocketAddr::new(IpAddr::V4(at), PORT), LIMIT).ok()?;
     stream.set_read_timeout(Some(LIMIT)).ok()?;
     let mut answer = String::new();
@@ -110,7 +110,7 @@ fn pods_of_two_nodes_reach_each_other_without_masquerading() {
         let (node, pod) = other_node();
         let (open, open_at, open_host) = guest(&network, "pod", Reach { guests: true, node: true }).await;
         let (alone, alone_at, alone_host) = guest(&network, "alone", Reach::default()).await;
-        assert_eq!(open_host.run(|| seen_by(POD)), None, "no route yet");
+        assert_eq!(open_host.run(|| source_address_at(POD)), None, "no route yet");
 
         let routes = PodRoutes::open().unwrap();
         let to_pods = route(PODS, OTHER_NODE);
@@ -121,13 +121,13 @@ fn pods_of_two_nodes_reach_each_other_without_masquerading() {
         });
 
         // Each sees the other by its own address, in both directions. Servers elsewhere see the node's address.
-        assert_eq!(open_host.run(|| seen_by(POD)), Some(open_at.to_string()));
-        assert_eq!(pod.sync(|| seen_by(open_at)), Some(POD.to_string()));
-        assert_eq!(open_host.run(|| seen_by(OTHER_NODE)), Some(NODE.to_string()));
+        assert_eq!(open_host.run(|| source_address_at(POD)), Some(open_at.to_string()));
+        assert_eq!(pod.sync(|| source_address_at(open_at)), Some(POD.to_string()));
+        assert_eq!(open_host.run(|| source_address_at(OTHER_NODE)), Some(NODE.to_string()));
         // A guest without permission to reach other guests does not reach those of other nodes, and they do not reach it.
-        assert_eq!(alone_host.run(|| seen_by(POD)), None);
-        assert_eq!(pod.sync(|| seen_by(alone_at)), None);
-        assert_eq!(alone_host.run(|| seen_by(OTHER_NODE)), Some(NODE.to_string()));
+        assert_eq!(alone_host.run(|| source_address_at(POD)), None);
+        assert_eq!(pod.sync(|| source_address_at(alone_at)), None);
+        assert_eq!(alone_host.run(|| source_address_at(OTHER_NODE)), Some(NODE.to_string()));
 
         // Routes of other programs stay. A route that cannot be made does not prevent the others.
         ip(&format!("route add 10.250.0.0/16 via {OTHER_NODE}"));

@@ -32,7 +32,7 @@ impl Request {
 /// Encodes a batch of these changes. The kernel acknowledges the last one when all are carried out.
 pub(crate) fn batch(changes: &[Change]) -> Vec<u8> {
     let subsystem = libc::NFNL_SUBSYS_NFTABLES;
-    let mark = |kind: i32| message(kind, 0, MARK, [0, 0, 0, low(subsystem)], Attributes::default());
+    let mark = |kind: i32| message(kind, 0, MARK, [0, 0, 0, low_byte(subsystem)], Attributes::default());
     let mut bytes = mark(libc::NFNL_MSG_BATCH_BEGIN);
     for (number, change) in (0_u32..).zip(changes) {
         let (request, attributes) = request(change, number);
@@ -159,13 +159,13 @@ fn element(table: &str, element: &Element) -> Attributes {
 }
 
 fn family(family: Family) -> u8 {
-    low(match family {
+    low_byte(match family {
         Family::Ipv4 => libc::NFPROTO_IPV4,
         Family::Bridge => libc::NFPROTO_BRIDGE,
     })
 }
 
-fn low(number: i32) -> u8 {
+fn low_byte(number: i32) -> u8 {
     u8::try_from(number).unwrap_or_default()
 }
 

@@ -29,11 +29,11 @@ fn statement(statement: &Statement) -> Vec<Attributes> {
         Statement::Within(field, relation, network, prefix) => {
             let mask = u32::MAX.checked_shl(32 - u32::from(*prefix)).unwrap_or(0);
             let network = Ipv4Addr::from(u32::from(*network) & mask);
-            vec![load(*field, FIRST), and(&mask.to_be_bytes()), compare(*relation, &network.octets())]
+            vec![load(*field, FIRST), bitwise_and(&mask.to_be_bytes()), compare(*relation, &network.octets())]
         }
         Statement::AnyBit(field, bits) => {
             let none = compare(Relation::IsNot, &0_u32.to_ne_bytes());
-            vec![load(*field, FIRST), and(&bits.to_ne_bytes()), none]
+            vec![load(*field, FIRST), bitwise_and(&bits.to_ne_bytes()), none]
         }
         Statement::Member(field, relation, set) => vec![load(*field, FIRST), lookup(set, *relation)],
         Statement::Lookup(key, map) => {
@@ -121,7 +121,7 @@ fn compare(relation: Relation, with: &[u8]) -> Attributes {
     expression("cmp", what)
 }
 
-fn and(mask: &[u8; 4]) -> Attributes {
+fn bitwise_and(mask: &[u8; 4]) -> Attributes {
     let what = Attributes::default()
         .number(NFTA_BITWISE_SREG, FIRST)
         .number(NFTA_BITWISE_DREG, FIRST)

@@ -61,11 +61,11 @@ impl Connection {
         }
         let connection = self.clone();
         // Blocking: the kernel processes a batch within the call that sends it.
-        let done = tokio::task::spawn_blocking(move || connection.talk(changes)).await;
+        let done = tokio::task::spawn_blocking(move || connection.apply_blocking(changes)).await;
         done.unwrap_or_else(|ended| Err(NftablesError::Netlink(io::Error::other(ended))))
     }
 
-    fn talk(&self, mut changes: Vec<Change>) -> Result<(), NftablesError> {
+    fn apply_blocking(&self, mut changes: Vec<Change>) -> Result<(), NftablesError> {
         let batch = batch(&changes);
         let answers = exchange(&self.0.lock(), &batch).map_err(NftablesError::Netlink)?;
         if let Some(Answer { number, errno }) = answers.iter().find(|answer| answer.errno != 0) {
@@ -98,18 +98,18 @@ struct Answer {
 /// Sends a batch. All answers are readable when the call that sends returns.
 fn exchange(socket: &OwnedFd, batch: &[u8]) -> io::Result<Vec<Answer>> {
     // Discards answers to a call that failed half-way.
-    let _earlier = received(socket)?;
+    let _earlier = receive_answers(socket)?;
     // A batch is one message of the socket. The kernel doubles the requested size, which its own structures need.
     sockopt::set_socket_send_buffer_size_force(socket, batch.len().max(SEND_BUFFER_MIN))?;
     let sent = send(socket, batch, SendFlags::empty())?;
     if sent != batch.len() {
         return Err(io::ErrorKind::WriteZero.into());
     }
-    received(socket)
+    receive_answers(socket)
 }
 
 /// Reads the answers that are readable now.
-fn received(socket: &OwnedFd) -> io::Result<Vec<Answer>> {
+fn receive_answers(socket: &OwnedFd) -> io::Result<Vec<Answer>> {
     let mut answers = Vec::new();
     let mut buffer = vec![0; RECEIVE_BUFFER];
     loop {

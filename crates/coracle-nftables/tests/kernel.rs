@@ -10,7 +10,7 @@ use coracle_nftables::{
 };
 use coracle_testkit::{netns, tools};
 
-fn listed() -> String {
+fn list_ruleset() -> String {
     let output = Command::new("nft").args(["list", "ruleset"]).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
@@ -42,7 +42,7 @@ fn compare(field: Field, value: Value) -> Statement {
 }
 
 /// Returns the rule as nft shows it, in a table with a chain `other` and sets of each kind.
-async fn shown(kind: ChainKind, hook: Hook, statements: Vec<Statement>) -> String {
+async fn show_rule(kind: ChainKind, hook: Hook, statements: Vec<Statement>) -> String {
     let port = [DataType::InetProtocol, DataType::InetService];
     let changes = vec![
         add_table(),
@@ -56,7 +56,7 @@ async fn shown(kind: ChainKind, hook: Hook, statements: Vec<Statement>) -> Strin
         table().rule("base", statements),
     ];
     apply(changes).await.unwrap();
-    let all = listed();
+    let all = list_ruleset();
     let (_, rules) = all.split_once("policy accept;\n").unwrap();
     rules.lines().next().unwrap().trim().to_owned()
 }
@@ -124,15 +124,15 @@ fn statements_are_those_that_nft_shows() {
     ];
     netns::run(|| async move {
         for hook in [Hook::Prerouting, Hook::Input, Hook::Forward, Hook::Output, Hook::Postrouting] {
-            assert_eq!(shown(ChainKind::Filter, hook, vec![port()]).await, "th dport 443", "{hook:?}");
+            assert_eq!(show_rule(ChainKind::Filter, hook, vec![port()]).await, "th dport 443", "{hook:?}");
             let name = format!("hook {hook:?}").to_lowercase();
-            assert!(listed().contains(&name), "{name}");
+            assert!(list_ruleset().contains(&name), "{name}");
         }
         for (statements, want) in filter {
-            assert_eq!(shown(ChainKind::Filter, Hook::Input, statements).await, want);
+            assert_eq!(show_rule(ChainKind::Filter, Hook::Input, statements).await, want);
         }
         for (hook, statements, want) in nat {
-            assert_eq!(shown(ChainKind::Nat, hook, statements).await, want);
+            assert_eq!(show_rule(ChainKind::Nat, hook, statements).await, want);
         }
         apply(vec![table().change(Action::DeleteTable)]).await.unwrap();
     });
@@ -151,7 +151,7 @@ fn refused_change_is_named_and_none_is_carried_out() {
         assert_eq!(refused.to_string(), "add element ip test missing { 127.0.0.1 }");
         let NftablesError::Refused { source, .. } = refused else { unreachable!("a change is refused") };
         assert_eq!(source.raw_os_error(), Some(libc::ENOENT));
-        assert_eq!(listed(), "");
+        assert_eq!(list_ruleset(), "");
     });
 }
 
@@ -170,13 +170,13 @@ fn set_elements_are_added_and_deleted() {
         let add = |port| table().change(Action::AddElement(way(port)));
         apply(vec![add_table(), set("ways", &key, SetKind::Verdicts), add(53), add(67)]).await.unwrap();
         assert!(
-            listed().contains("elements = { udp . 53 : drop,\n\t\t\t     udp . 67 : drop }"),
+            list_ruleset().contains("elements = { udp . 53 : drop,\n\t\t\t     udp . 67 : drop }"),
             "{}",
-            listed()
+            list_ruleset()
         );
         let delete = |port| table().change(Action::DeleteElement(way(port)));
         apply(vec![add(53), delete(53)]).await.unwrap();
-        assert!(listed().contains("elements = { udp . 67 : drop }"), "{}", listed());
+        assert!(list_ruleset().contains("elements = { udp . 67 : drop }"), "{}", list_ruleset());
         apply(vec![delete(53)]).await.unwrap_err();
         apply(vec![table().change(Action::DeleteTable)]).await.unwrap();
     });
@@ -198,13 +198,13 @@ fn large_batch_is_one_transaction() {
             [add_table(), chain].into_iter().chain((1..=count).map(rule)).collect::<Vec<_>>()
         };
         apply(rules(50_000)).await.unwrap();
-        assert_eq!(listed().lines().filter(|line| line.ends_with(" drop")).count(), 50_000);
+        assert_eq!(list_ruleset().lines().filter(|line| line.ends_with(" drop")).count(), 50_000);
         apply(vec![table().change(Action::DeleteTable)]).await.unwrap();
         // A refused change at the end.
         let mut refused = rules(50_000);
         refused.push(table().rule("missing", vec![]));
         apply(refused).await.unwrap_err();
-        assert_eq!(listed(), "");
+        assert_eq!(list_ruleset(), "");
     });
 }
 

@@ -192,7 +192,7 @@ pub fn container_spec(
         metadata: metadata(pod, container, attempt),
     };
     let args_only = command.is_empty() && !args.is_empty();
-    let non_root = must_not_be_root(&own, &of_pod);
+    let non_root = requires_non_root(&own, &of_pod);
     let mounted = spec.mounts.iter().filter_map(|mount| match &mount.source {
         ContainerMountSource::Image { digest, .. } => {
             Some((digest.clone(), pull_credentials(pod, objects, digest).0))
@@ -235,7 +235,7 @@ fn termination_message_path(container: &Container) -> &str {
     path.unwrap_or("/dev/termination-log")
 }
 
-fn must_not_be_root(own: &SecurityContext, of_pod: &PodSecurityContext) -> bool {
+fn requires_non_root(own: &SecurityContext, of_pod: &PodSecurityContext) -> bool {
     own.run_as_non_root.or(of_pod.run_as_non_root) == Some(true)
 }
 
@@ -258,7 +258,7 @@ fn user(own: &SecurityContext, of_pod: &PodSecurityContext) -> Result<String, Co
     let user = own.run_as_user.or(of_pod.run_as_user);
     let group = own.run_as_group.or(of_pod.run_as_group);
     match (user, group) {
-        (Some(0), _) if must_not_be_root(own, of_pod) => {
+        (Some(0), _) if requires_non_root(own, of_pod) => {
             Err(ConfigError::new("invalid runAsUser 0: the container must not run as root (runAsNonRoot)"))
         }
         (Some(user), None) => Ok(user.to_string()),

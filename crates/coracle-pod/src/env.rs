@@ -94,27 +94,27 @@ fn from_objects(container: &Container, objects: &Objects, to: &mut Environment) 
         let prefix = source.prefix.as_deref().unwrap_or_default();
         if let Some(wanted) = &source.config_map_ref {
             let Some(map) = objects.config_maps.get(&wanted.name) else {
-                missing(CONFIG_MAP, &wanted.name, None, wanted.optional, &mut to.notes)?;
+                report_missing(CONFIG_MAP, &wanted.name, None, wanted.optional, &mut to.notes)?;
                 continue;
             };
             let pairs = map.data.iter().flatten().map(|(key, value)| (key.clone(), value.clone()));
-            put_all(prefix, pairs, to);
+            add_variables(prefix, pairs, to);
         }
         if let Some(wanted) = &source.secret_ref {
             let Some(secret) = objects.secrets.get(&wanted.name) else {
-                missing(SECRET, &wanted.name, None, wanted.optional, &mut to.notes)?;
+                report_missing(SECRET, &wanted.name, None, wanted.optional, &mut to.notes)?;
                 continue;
             };
             let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
             let pairs = secret.data.iter().flatten().map(|(key, value)| (key.clone(), text(&value.0)));
-            put_all(prefix, pairs, to);
+            add_variables(prefix, pairs, to);
         }
     }
     Ok(())
 }
 
 /// Adds pairs to the environment. Names that are invalid in an environment are left out and noted.
-fn put_all(prefix: &str, pairs: impl Iterator<Item = (String, String)>, to: &mut Environment) {
+fn add_variables(prefix: &str, pairs: impl Iterator<Item = (String, String)>, to: &mut Environment) {
     let mut invalid = Vec::new();
     for (key, value) in pairs {
         let name = format!("{prefix}{key}");
@@ -155,7 +155,7 @@ const SECRET: ObjectKind = ObjectKind {
 };
 
 /// Reports a missing object or key: as a note when it is optional, else as an error.
-fn missing(
+fn report_missing(
     kind: ObjectKind,
     object: &str,
     key: Option<&str>,
@@ -205,11 +205,11 @@ fn config_map_value(
 ) -> Result<Option<String>, ConfigError> {
     let (name, optional) = (&wanted.name, wanted.optional);
     let Some(map) = objects.config_maps.get(name) else {
-        return missing(CONFIG_MAP, name, None, optional, notes).map(|()| None);
+        return report_missing(CONFIG_MAP, name, None, optional, notes).map(|()| None);
     };
     match map.data.iter().flatten().find(|(key, _)| **key == wanted.key) {
         Some((_, value)) => Ok(Some(value.clone())),
-        None => missing(CONFIG_MAP, name, Some(&wanted.key), optional, notes).map(|()| None),
+        None => report_missing(CONFIG_MAP, name, Some(&wanted.key), optional, notes).map(|()| None),
     }
 }
 
@@ -220,10 +220,10 @@ fn secret_value(
 ) -> Result<Option<String>, ConfigError> {
     let (name, optional) = (&wanted.name, wanted.optional);
     let Some(secret) = objects.secrets.get(name) else {
-        return missing(SECRET, name, None, optional, notes).map(|()| None);
+        return report_missing(SECRET, name, None, optional, notes).map(|()| None);
     };
     match secret.data.iter().flatten().find(|(key, _)| **key == wanted.key) {
         Some((_, value)) => Ok(Some(String::from_utf8_lossy(&value.0).into_owned())),
-        None => missing(SECRET, name, Some(&wanted.key), optional, notes).map(|()| None),
+        None => report_missing(SECRET, name, Some(&wanted.key), optional, notes).map(|()| None),
     }
 }

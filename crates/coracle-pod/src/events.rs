@@ -42,7 +42,7 @@ impl PodEvent {
 
 /// Returns the event of a step that begins.
 #[must_use]
-pub fn begun(step: &Step) -> Option<PodEvent> {
+pub fn start_event(step: &Step) -> Option<PodEvent> {
     match step {
         // No pull: the image is only looked up on the node.
         Step::PullImage { policy: PullPolicy::Never, .. } => None,
@@ -69,7 +69,7 @@ pub fn begun(step: &Step) -> Option<PodEvent> {
 
 /// Returns the event of a step that succeeded.
 #[must_use]
-pub fn succeeded(step: &Step) -> Option<PodEvent> {
+pub fn success_event(step: &Step) -> Option<PodEvent> {
     match step {
         Step::PullImage { name, image, .. } => {
             Some(PodEvent::normal(reason::PULLED, Some(name), format!("Image {image:?} is on the node")))
@@ -96,7 +96,7 @@ pub fn succeeded(step: &Step) -> Option<PodEvent> {
 
 /// Returns the event of a step that failed.
 #[must_use]
-pub fn failed(step: &Step, why: &str) -> PodEvent {
+pub fn failure_event(step: &Step, why: &str) -> PodEvent {
     let name = step.container();
     let warn = |reason, message: String| PodEvent::warning(reason, name, message);
     match step {
@@ -160,8 +160,8 @@ mod tests {
             policy,
             credentials: vec![],
         };
-        assert_eq!(begun(&step(PullPolicy::Never)), None);
-        assert_eq!(begun(&step(PullPolicy::Always)).unwrap().reason, reason::PULLING);
-        assert_eq!(succeeded(&step(PullPolicy::Never)).unwrap().reason, reason::PULLED);
+        assert_eq!(start_event(&step(PullPolicy::Never)), None);
+        assert_eq!(start_event(&step(PullPolicy::Always)).unwrap().reason, reason::PULLING);
+        assert_eq!(success_event(&step(PullPolicy::Never)).unwrap().reason, reason::PULLED);
     }
 }

@@ -57,13 +57,13 @@ fn limit(step: &Step, now: Timestamp) -> Duration {
 /// Executes a step within its limit. Cancel-safe: every step may be repeated.
 pub(crate) async fn execute(peers: &Peers<'_>, step: &Step) -> Result<Effect, RuntimeError> {
     let limit = limit(step, now(peers.clock));
-    match timeout(limit, carry_out(peers, step)).await {
+    match timeout(limit, execute_step(peers, step)).await {
         Ok(result) => result,
         Err(_) => Err(RuntimeError::other(format!("no answer within {} s", limit.as_secs()))),
     }
 }
 
-async fn carry_out(peers: &Peers<'_>, step: &Step) -> Result<Effect, RuntimeError> {
+async fn execute_step(peers: &Peers<'_>, step: &Step) -> Result<Effect, RuntimeError> {
     let runtime = peers.runtime;
     match step {
         Step::StartSandbox(spec) => runtime.start_sandbox(spec).await?,

@@ -36,21 +36,25 @@ impl Field {
     #[must_use]
     pub fn is_set(&self, pod: &Value) -> bool {
         let parts: Vec<&str> = self.path.split('.').collect();
-        at(pod, &parts, self.when)
+        matches_at(pod, &parts, self.when)
     }
 }
 
-fn at(value: &Value, parts: &[&str], when: When) -> bool {
+fn matches_at(value: &Value, parts: &[&str], when: When) -> bool {
     let Some((part, rest)) = parts.split_first() else { return when.holds(value) };
     let Some(name) = part.strip_suffix("[]") else {
-        return value.get(part).is_some_and(|value| at(value, rest, when));
+        return value.get(part).is_some_and(|value| matches_at(value, rest, when));
     };
     // Rows about containers apply to all kinds of containers.
     let names: &[&str] = match name {
         "containers" => &["containers", "initContainers", "ephemeralContainers"],
         _ => std::slice::from_ref(&name),
     };
-    names.iter().filter_map(|name| value.get(name)?.as_array()).flatten().any(|one| at(one, rest, when))
+    names
+        .iter()
+        .filter_map(|name| value.get(name)?.as_array())
+        .flatten()
+        .any(|one| matches_at(one, rest, when))
 }
 
 impl When {

@@ -129,7 +129,7 @@ impl HostRuntime {
             Ok(NodeImage::Container(image)) => {
                 if let Some(keys) = self.keys.now().map_err(RuntimeError::other)? {
                     let verified = self.host.verify_digest(&parsed, &image.digest, &keys, &options).await;
-                    verified.map_err(|error| failed(&error))?;
+                    verified.map_err(|error| runtime_error(&error))?;
                 }
                 Ok((image.digest.to_string(), image))
             }
@@ -140,8 +140,8 @@ impl HostRuntime {
             Err(
                 error @ (HostError::Image { source: ImageError::NotPresent { .. }, .. }
                 | HostError::PrivateImage { .. }),
-            ) => Err(RuntimeError { kind: ErrorKind::ImageNeverPull, ..failed(&error) }),
-            Err(error) => Err(failed(&error)),
+            ) => Err(RuntimeError { kind: ErrorKind::ImageNeverPull, ..runtime_error(&error) }),
+            Err(error) => Err(runtime_error(&error)),
         }
     }
 
@@ -206,7 +206,7 @@ impl HostRuntime {
         let Some(nearest) = nearest.filter(|_| plain) else {
             return Err(RuntimeError::other(format!("invalid path {}", path.display())));
         };
-        self.host.granted_path(&nearest, None).await.map_err(|error| failed(&error))?;
+        self.host.granted_path(&nearest, None).await.map_err(|error| runtime_error(&error))?;
         let made = coracle_files::blocking(move || std::fs::create_dir_all(path)).await;
         made.map_err(|error| RuntimeError::other(format!("cannot make a directory: {error}")))
     }
@@ -238,7 +238,7 @@ impl HostRuntime {
 }
 
 /// Converts an error of the host core.
-fn failed(error: &HostError) -> RuntimeError {
+fn runtime_error(error: &HostError) -> RuntimeError {
     let kind = if error.fault() == Fault::NotFound { ErrorKind::NotFound } else { ErrorKind::Other };
     RuntimeError { message: error.chain(), kind }
 }
@@ -269,7 +269,7 @@ impl PodRuntime for HostRuntime {
                 *self.seen.lock() = None;
                 return Ok(RuntimeState::default());
             }
-            found => found.map_err(|error| failed(&error))?,
+            found => found.map_err(|error| runtime_error(&error))?,
         };
         let view = receiver.borrow_and_update().clone();
         *self.seen.lock() = Some(receiver);
@@ -295,18 +295,18 @@ impl PodRuntime for HostRuntime {
         let exists = self.host.find(self.vm.as_str(), Access::Change).is_ok();
         if !exists {
             let spec = self.vm_spec(spec).await?;
-            self.host.create(spec, Arc::new(NoProgress)).await.map_err(|error| failed(&error))?;
+            self.host.create(spec, Arc::new(NoProgress)).await.map_err(|error| runtime_error(&error))?;
         }
-        self.host.start(self.vm.as_str(), None).await.map(drop).map_err(|error| failed(&error))
+        self.host.start(self.vm.as_str(), None).await.map(drop).map_err(|error| runtime_error(&error))
     }
 
     async fn stop_sandbox(&self, grace: Duration) -> Result<(), RuntimeError> {
-        self.host.stop(self.vm.as_str(), grace, None).await.map(drop).map_err(|error| failed(&error))
+        self.host.stop(self.vm.as_str(), grace, None).await.map(drop).map_err(|error| runtime_error(&error))
     }
 
     async fn remove_sandbox(&self) -> Result<(), RuntimeError> {
         match self.host.delete(self.vm.as_str(), true, None).await {
-            Err(error) if error.fault() != Fault::NotFound => return Err(failed(&error)),
+            Err(error) if error.fault() != Fault::NotFound => return Err(runtime_error(&error)),
             _ => {}
         }
         self.dirs.remove().await
@@ -350,29 +350,33 @@ impl PodRuntime for HostRuntime {
             }
         }
         let made = self.host.create_container_of(self.vm.as_str(), id.clone(), spec, &image, &mounted).await;
-        made.map(drop).map_err(|error| failed(&error))
+        made.map(drop).map_err(|error| runtime_error(&error))
     }
 
     async fn start_container(&self, id: &ContainerId) -> Result<(), RuntimeError> {
-        self.host.start_container(self.vm.as_str(), id).await.map(drop).map_err(|error| failed(&error))
+        self.host.start_container(self.vm.as_str(), id).await.map(drop).map_err(|error| runtime_error(&error))
     }
 
     async fn stop_container(&self, id: &ContainerId, grace: Duration) -> Result<(), RuntimeError> {
-        self.host.stop_container(self.vm.as_str(), id, grace).await.map(drop).map_err(|error| failed(&error))
+        self.host
+            .stop_container(self.vm.as_str(), id, grace)
+            .await
+            .map(drop)
+            .map_err(|error| runtime_error(&error))
     }
 
     async fn remove_container(&self, id: &ContainerId) -> Result<(), RuntimeError> {
         let removed = self.host.remove_container(self.vm.as_str(), id).await;
-        removed.map_err(|error| failed(&error))?;
+        removed.map_err(|error| runtime_error(&error))?;
         self.messages.lock().remove(id);
         Ok(())
     }
 
     async fn exec(&self, id: &ContainerId, argv: &[String], limit: Duration) -> Result<Exec, RuntimeError> {
         let process = self.host.container_process(self.vm.as_str(), id, argv.to_vec());
-        let mut process = process.map_err(|error| failed(&error))?;
+        let mut process = process.map_err(|error| runtime_error(&error))?;
         process.timeout_ms = u32::try_from(limit.as_millis()).unwrap_or(u32::MAX).max(1);
-        let view = self.host.find(self.vm.as_str(), Access::Read).map_err(|error| failed(&error))?;
+        let view = self.host.find(self.vm.as_str(), Access::Read).map_err(|error| runtime_error(&error))?;
         let guest = view.guest.clone().ok_or_else(|| RuntimeError::other("the guest has no session"))?;
         let began = Instant::now();
         let ran = timeout(limit.saturating_add(KILL_MARGIN), collect(&guest, process)).await;

@@ -87,7 +87,7 @@ pub fn resolver(pod: &Pod, node: &NodeFacts) -> ResolverConfig {
     if let Some(own) = spec.and_then(own_config) {
         merge(&mut config, own);
     }
-    bounded(config)
+    limit_resolver_config(config)
 }
 
 fn own_config(spec: &PodSpec) -> Option<&PodDNSConfig> {
@@ -128,7 +128,7 @@ fn merge(config: &mut ResolverConfig, own: &PodDNSConfig) {
 }
 
 /// Removes duplicates, and entries beyond the limits of resolvers.
-fn bounded(mut config: ResolverConfig) -> ResolverConfig {
+fn limit_resolver_config(mut config: ResolverConfig) -> ResolverConfig {
     for list in [&mut config.nameservers, &mut config.searches] {
         let mut seen = std::collections::BTreeSet::new();
         list.retain(|entry| seen.insert(entry.clone()));

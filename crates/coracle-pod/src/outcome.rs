@@ -27,7 +27,7 @@ pub(crate) enum Effect {
 
 /// Records the result of a step in the memory; returns an event for it, if there is one. `timing` is that of the probe that the
 /// step belongs to.
-pub(crate) fn settle(
+pub(crate) fn record_result(
     memory: &mut Memory,
     step: &Step,
     result: Result<Effect, RuntimeError>,
@@ -44,11 +44,11 @@ pub(crate) fn settle(
     let error = match result {
         Ok(effect) => {
             memory.failures.remove(&target);
-            return succeeded(memory, step, effect, timing, now);
+            return record_success(memory, step, effect, timing, now);
         }
         Err(error) if gone(&error) => {
             memory.failures.remove(&target);
-            return succeeded(memory, step, Effect::Done, timing, now);
+            return record_success(memory, step, Effect::Done, timing, now);
         }
         Err(error) => error,
     };
@@ -57,12 +57,12 @@ pub(crate) fn settle(
         if *kind == HookKind::PostStart {
             memory.hook_failures.insert(id.clone(), (now, error.message.clone()));
         }
-        return Some(events::failed(step, &error.message));
+        return Some(events::failure_event(step, &error.message));
     }
     let count = memory.failures.get(&target).map_or(0, |failure| failure.count).saturating_add(1);
     let failure =
         Failure { reason: waiting_reason(step, error.kind, count), message: error.message, count, at: now };
-    let event = events::failed(step, &failure.message);
+    let event = events::failure_event(step, &failure.message);
     memory.failures.insert(target, failure);
     Some(event)
 }
@@ -78,7 +78,7 @@ fn tolerates_absence(step: &Step) -> bool {
     )
 }
 
-fn succeeded(
+fn record_success(
     memory: &mut Memory,
     step: &Step,
     effect: Effect,
@@ -130,7 +130,7 @@ fn succeeded(
         | Step::RemoveContainer { .. }
         | Step::Cancel(_) => {}
     }
-    events::succeeded(step)
+    events::success_event(step)
 }
 
 /// Returns the reason why a container waits after a step for it failed.
@@ -146,7 +146,7 @@ fn waiting_reason(step: &Step, kind: ErrorKind, count: u32) -> &'static str {
 }
 
 /// Forgets containers that no longer exist, so that the memory does not grow with restarts.
-pub(crate) fn forget_gone(memory: &mut Memory, runtime: &RuntimeState) {
+pub(crate) fn forget_removed_containers(memory: &mut Memory, runtime: &RuntimeState) {
     let ids: BTreeSet<_> = runtime.containers.iter().map(|view| &view.id).collect();
     // The image of a container is needed until the container exists.
     memory.images.retain(|id| !ids.contains(id));
@@ -195,12 +195,12 @@ mod tests {
             let mut memory = Memory::default();
             for (count, want) in (1..).zip(want) {
                 memory.busy.insert(step.target(), Arc::new(step.clone()));
-                let event = settle(&mut memory, &step, Err(error(kind)), None, Timestamp::UNIX_EPOCH);
+                let event = record_result(&mut memory, &step, Err(error(kind)), None, Timestamp::UNIX_EPOCH);
                 let failure = &memory.failures[&Target::Container("web".into())];
                 assert_eq!((failure.reason, failure.count, event.is_some()), (want, count, true));
                 assert!(memory.busy.is_empty());
             }
-            settle(&mut memory, &step, Ok(Effect::Done), None, Timestamp::UNIX_EPOCH);
+            record_result(&mut memory, &step, Ok(Effect::Done), None, Timestamp::UNIX_EPOCH);
             assert!(memory.failures.is_empty(), "success ends the streak");
         }
     }
@@ -210,8 +210,8 @@ mod tests {
         let mut memory = Memory::default();
         let (id, name) = (container_id("u", "web", 0), "web".to_owned());
         let remove = Step::RemoveContainer { id, name };
-        settle(&mut memory, &remove, Err(error(ErrorKind::NotFound)), None, Timestamp::UNIX_EPOCH);
-        settle(
+        record_result(&mut memory, &remove, Err(error(ErrorKind::NotFound)), None, Timestamp::UNIX_EPOCH);
+        record_result(
             &mut memory,
             &Step::RemoveSandbox,
             Err(error(ErrorKind::NotFound)),
@@ -229,14 +229,14 @@ mod tests {
             let (id, name, action) = (id.clone(), "web".to_owned(), HookAction::Exec(vec![]));
             let deadline = Timestamp::MAX;
             let step = Step::RunHook { id, name, kind, action, deadline };
-            settle(&mut memory, &step, Err(error(ErrorKind::Other)), None, Timestamp::UNIX_EPOCH);
+            record_result(&mut memory, &step, Err(error(ErrorKind::Other)), None, Timestamp::UNIX_EPOCH);
         }
         assert_eq!(
             (memory.hooks.len(), memory.hook_failures.len()),
             (2, 1),
             "postStart alone ends the container"
         );
-        forget_gone(&mut memory, &RuntimeState::default());
+        forget_removed_containers(&mut memory, &RuntimeState::default());
         assert_eq!(memory, Memory::default());
     }
 
@@ -258,7 +258,7 @@ mod tests {
             (ProbeOutcome::Failure("f".into()), ProbeVerdict::Failed, Some("Liveness probe failed: f")),
         ] {
             let result = Ok(Effect::Checked(outcome));
-            let got = settle(&mut memory, &step, result, Some(timing), Timestamp::UNIX_EPOCH);
+            let got = record_result(&mut memory, &step, result, Some(timing), Timestamp::UNIX_EPOCH);
             assert_eq!(got.map(|event| event.message).as_deref(), event);
             assert_eq!(memory.probes[&(id.clone(), ProbeKind::Liveness)].verdict, verdict);
         }

@@ -93,7 +93,7 @@ impl<'a> PlanBuilder<'a> {
         self.wake_at(add(self.o.now, time));
     }
 
-    pub(crate) fn busy(&self, target: &Target) -> Option<&'a Step> {
+    pub(crate) fn step_in_progress(&self, target: &Target) -> Option<&'a Step> {
         self.o.memory.busy.get(target).map(|step| &**step)
     }
 

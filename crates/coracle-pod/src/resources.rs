@@ -92,7 +92,7 @@ struct Need {
 
 /// Returns the peak need of the containers: the app containers and sidecars together, or one init container with the sidecars
 /// before it (Kubernetes documentation, "Sidecar containers", resource sharing).
-fn need(pod: &Pod, name: &str) -> Need {
+fn peak_need(pod: &Pod, name: &str) -> Need {
     let of = |container: &Container| {
         let resources = container.resources.as_ref();
         amount(resources, true, name).or_else(|| amount(resources, false, name)).unwrap_or_default()
@@ -126,7 +126,7 @@ fn need(pod: &Pod, name: &str) -> Need {
 pub fn vm_size(pod: &Pod, node: &NodeFacts) -> (Vcpus, MemoryMib) {
     let overhead = pod.spec.as_ref().and_then(|spec| spec.overhead.as_ref());
     let extra = |name: &str| overhead.and_then(|all| all.get(name)).map(Amount::of).unwrap_or_default();
-    let (cpu, memory) = (need(pod, "cpu"), need(pod, "memory"));
+    let (cpu, memory) = (peak_need(pod, "cpu"), peak_need(pod, "memory"));
     let least = if memory.unlimited { node.default_memory.bytes() } else { 0 };
     let bytes = memory.total.units().max(least).saturating_add(extra("memory").units());
     let mib = bytes.div_ceil(1 << 20).saturating_add(node.guest_overhead_mib.into());

@@ -19,7 +19,7 @@ use crate::execute::{Peers, execute, now};
 use crate::node::NodeFacts;
 use crate::objects::Objects;
 use crate::observed::{Memory, Observed, PodFailure, RuntimeState};
-use crate::outcome::{Effect, forget_gone, settle};
+use crate::outcome::{Effect, forget_removed_containers, record_result};
 use crate::plan::{Plan, plan};
 use crate::probe::prober::Network;
 use crate::probe::{self, ProbeTiming};
@@ -148,7 +148,7 @@ impl Task {
             let seen = input.borrow_and_update().clone();
             let wait = match self.observe().await {
                 Ok(runtime) => {
-                    forget_gone(&mut self.memory, &runtime);
+                    forget_removed_containers(&mut self.memory, &runtime);
                     let Plan { steps, events, status, requeue, finished } = self.plan(&seen, &runtime);
                     if *self.status != status {
                         self.status = Arc::new(status);
@@ -255,7 +255,7 @@ impl Task {
         if matches!(step, Step::Cancel(_)) {
             return;
         }
-        if let Some(event) = events::begun(&step) {
+        if let Some(event) = events::start_event(&step) {
             self.peers.object.event(event);
         }
         tracing::debug!(step = step.verb(), container = step.container(), "begin step");
@@ -280,7 +280,7 @@ impl Task {
         (self.api_busy, self.has_reported, self.differs_since) = (true, true, None);
         let (object, status) = (Arc::clone(&self.peers.object), self.status.clone());
         self.jobs.spawn(async move {
-            let result = bounded(object.report(&status)).await;
+            let result = call_with_timeout(object.report(&status)).await;
             JobEnd::Reported { status, result }
         });
     }
@@ -288,7 +288,7 @@ impl Task {
     fn remove(&mut self) {
         self.api_busy = true;
         let object = Arc::clone(&self.peers.object);
-        self.jobs.spawn(async move { JobEnd::Removed(bounded(object.remove()).await) });
+        self.jobs.spawn(async move { JobEnd::Removed(call_with_timeout(object.remove()).await) });
     }
 
     fn job_ended(&mut self, input: &PodInput, end: JobEnd) {
@@ -334,7 +334,7 @@ impl Task {
             self.peers.object.probed(name, *kind, outcome);
         }
         let timing = timing_of(input, step);
-        if let Some(event) = settle(&mut self.memory, step, result, timing, now(&self.peers.clock)) {
+        if let Some(event) = record_result(&mut self.memory, step, result, timing, now(&self.peers.clock)) {
             self.peers.object.event(event);
         }
     }
@@ -352,7 +352,7 @@ fn timing_of(input: &PodInput, step: &Step) -> Option<ProbeTiming> {
     kind.of(&one.container).map(probe::timing)
 }
 
-async fn bounded(call: impl Future<Output = Result<(), RuntimeError>>) -> Result<(), RuntimeError> {
+async fn call_with_timeout(call: impl Future<Output = Result<(), RuntimeError>>) -> Result<(), RuntimeError> {
     let limit = || RuntimeError::other(format!("no answer within {} s", API_LIMIT.as_secs()));
     timeout(API_LIMIT, call).await.unwrap_or_else(|_| Err(limit()))
 }

@@ -76,7 +76,7 @@ impl Descriptors {
 
 impl StartMode {
     /// Returns whether the VMM waits for a state instead of running.
-    fn waits(self) -> bool {
+    fn waits_for_state(self) -> bool {
         !matches!(self, Self::Cold | Self::Template { .. })
     }
 
@@ -154,7 +154,7 @@ pub fn argv(
     args.pair("-device", format!("virtio-rng-{bus}"));
     args.pair("-chardev", format!("socket,id=qmp,{}", listener("qmp.sock")));
     args.pair("-mon", "chardev=qmp,mode=control");
-    if mode.waits() {
+    if mode.waits_for_state() {
         args.pair("-incoming", "defer");
     }
     args.list
@@ -186,7 +186,7 @@ fn boots_host_kernel(machine_type: &MachineType) -> bool {
 /// again: with the files, QEMU would hold 20 MiB that are never used. A PC's firmware reads a ROM for the files, which becomes
 /// part of the saved state.
 fn reads_kernel(machine_type: &MachineType, mode: StartMode) -> bool {
-    boots_host_kernel(machine_type) && !(*machine_type == MachineType::Microvm && mode.waits())
+    boots_host_kernel(machine_type) && !(*machine_type == MachineType::Microvm && mode.waits_for_state())
 }
 
 /// Returns the suffix of the names of virtio devices.

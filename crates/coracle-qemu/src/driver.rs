@@ -48,7 +48,7 @@ impl QemuDriver {
         Self { config, probe: OnceCell::new() }
     }
 
-    async fn look(&self) -> Probe {
+    async fn run_probe(&self) -> Probe {
         let absent = |reason| Probe { version: String::new(), accelerator: None, reason };
         let program = self.config.program.display();
         let version = match tokio::process::Command::new(&self.config.program).arg("--version").output().await
@@ -130,7 +130,7 @@ impl Driver for QemuDriver {
     }
 
     async fn probe(&self) -> Probe {
-        self.probe.get_or_init(|| self.look()).await.clone()
+        self.probe.get_or_init(|| self.run_probe()).await.clone()
     }
 
     /// Starts a VMM. A VMM that exits under KVM before its monitor answers is started again under TCG, because the probe does

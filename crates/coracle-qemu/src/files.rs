@@ -31,20 +31,21 @@ impl Files {
     /// With the path of the file, or the name of the tap, that cannot be opened.
     pub(crate) fn open(vmm_config: &VmmConfig, mode: StartMode) -> io::Result<Self> {
         let mut files = BTreeMap::new();
-        for (path, read_only) in used(vmm_config, mode) {
-            let file = File::options().read(true).write(!read_only).open(path).map_err(|e| named(e, path))?;
+        for (path, read_only) in files_at_start(vmm_config, mode) {
+            let file =
+                File::options().read(true).write(!read_only).open(path).map_err(|e| with_path(e, path))?;
             files.insert(path.to_owned(), file);
         }
         let sockets = SOCKETS.into_iter().map(|name| {
             let path = vmm_config.run_dir.join(name);
             // A stale socket of the previous VMM refuses connections.
             let _absent = std::fs::remove_file(&path);
-            UnixListener::bind(&path).map(|socket| (name, socket)).map_err(|e| named(e, &path))
+            UnixListener::bind(&path).map(|socket| (name, socket)).map_err(|e| with_path(e, &path))
         });
         let sockets = sockets.collect::<io::Result<_>>()?;
         let tap = match vmm_config.nic.as_ref().map(|nic| &nic.backend) {
             Some(NicBackend::Tap { name }) if mode.has_network() => {
-                Some(open_tap(name).map_err(|e| named(e, Path::new(name)))?)
+                Some(open_tap(name).map_err(|e| with_path(e, Path::new(name)))?)
             }
             _ => None,
         };
@@ -70,7 +71,7 @@ impl Descriptors {
 }
 
 /// Returns the files that a VMM opens at its start, and whether it only reads them. Pure.
-fn used(vmm_config: &VmmConfig, mode: StartMode) -> Vec<(&Path, bool)> {
+fn files_at_start(vmm_config: &VmmConfig, mode: StartMode) -> Vec<(&Path, bool)> {
     let premounted = vmm_config.slots.premounted();
     let starts_with =
         |slot| mode.has_disks() || (slot == premounted && vmm_config.machine_type == MachineType::Microvm);
@@ -85,6 +86,6 @@ fn used(vmm_config: &VmmConfig, mode: StartMode) -> Vec<(&Path, bool)> {
     used
 }
 
-fn named(error: io::Error, path: &Path) -> io::Error {
+fn with_path(error: io::Error, path: &Path) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }

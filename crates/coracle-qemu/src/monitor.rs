@@ -55,7 +55,7 @@ pub(crate) struct Monitor<'a> {
 
 impl<'a> Monitor<'a> {
     pub(crate) async fn open(vmm_config: &'a VmmConfig) -> Result<Self, DriverError> {
-        let refused = |source| control(vmm_config, "connect", source);
+        let refused = |source| control_error(vmm_config, "connect", source);
         let qmp = Qmp::connect(&vmm_config.run_dir.join("qmp.sock")).await.map_err(refused)?;
         Ok(Self { vmm_config, qmp })
     }
@@ -65,18 +65,21 @@ impl<'a> Monitor<'a> {
         command: &'static str,
         arguments: Value,
     ) -> Result<Value, DriverError> {
-        self.qmp.execute(command, arguments).await.map_err(|source| control(self.vmm_config, command, source))
+        self.qmp
+            .execute(command, arguments)
+            .await
+            .map_err(|source| control_error(self.vmm_config, command, source))
     }
 
     /// Like [`Qmp::execute_all`].
     pub(crate) async fn run_all(&mut self, commands: Vec<(&'static str, Value)>) -> Result<(), DriverError> {
         let what = commands.first().map_or("", |(command, _)| command);
-        self.qmp.execute_all(commands).await.map_err(|source| control(self.vmm_config, what, source))
+        self.qmp.execute_all(commands).await.map_err(|source| control_error(self.vmm_config, what, source))
     }
 
     async fn pass_file(&mut self, name: &str, file: BorrowedFd<'_>) -> Result<(), DriverError> {
         let passed = self.qmp.pass_file("getfd", json!({"fdname": name}), file).await;
-        passed.map(drop).map_err(|source| control(self.vmm_config, "getfd", source))
+        passed.map(drop).map_err(|source| control_error(self.vmm_config, "getfd", source))
     }
 
     /// Makes the VMM serve its display on this socket.
@@ -105,10 +108,10 @@ impl<'a> Monitor<'a> {
         };
         let (file, bytes) = open(path, read_only).await.map_err(failed)?;
         let fd_set = self.qmp.pass_file("add-fd", json!({}), file.as_fd()).await;
-        let fd_set = fd_set.map_err(|source| control(self.vmm_config, "add-fd", source))?;
+        let fd_set = fd_set.map_err(|source| control_error(self.vmm_config, "add-fd", source))?;
         let set = fd_set.get("fdset-id").and_then(Value::as_u64);
         set.map(|set| FdSet { set, bytes })
-            .ok_or_else(|| control(self.vmm_config, "add-fd", QmpError::Protocol))
+            .ok_or_else(|| control_error(self.vmm_config, "add-fd", QmpError::Protocol))
     }
 
     /// Sets whether RAM that is mapped shared is left out of the state. Saving and loading must use the same setting; a clone
@@ -124,17 +127,17 @@ impl<'a> Monitor<'a> {
         self.run("migrate-set-parameters", json!({"max-bandwidth": 0})).await?;
         self.pass_file("state", file).await?;
         self.run("migrate", json!({"uri": "fd:state"})).await?;
-        self.migrated().await
+        self.wait_migrated().await
     }
 
     /// Loads the state from the file that the VMM has inherited under this number, from its current offset.
     pub(crate) async fn load_from(&mut self, number: RawFd) -> Result<(), DriverError> {
         self.run("migrate-incoming", json!({"uri": format!("fd:{number}")})).await?;
-        self.migrated().await
+        self.wait_migrated().await
     }
 
     /// Waits until the state is saved or loaded.
-    async fn migrated(&mut self) -> Result<(), DriverError> {
+    async fn wait_migrated(&mut self) -> Result<(), DriverError> {
         let memory = u64::from(self.vmm_config.memory.get());
         let deadline = Instant::now() + STATE_LIMIT + Duration::from_secs(memory / SLOWEST_MIB_PER_SECOND);
         loop {
@@ -148,11 +151,11 @@ impl<'a> Monitor<'a> {
                         class: text("status"),
                         description: text("error-desc"),
                     };
-                    return Err(control(self.vmm_config, "migrate", refused));
+                    return Err(control_error(self.vmm_config, "migrate", refused));
                 }
                 _ if Instant::now() >= deadline => {
                     let late = io::Error::from(io::ErrorKind::TimedOut);
-                    return Err(control(self.vmm_config, "migrate", late.into()));
+                    return Err(control_error(self.vmm_config, "migrate", late.into()));
                 }
                 _ => sleep(STATE_POLL).await,
             }
@@ -171,6 +174,10 @@ async fn open(path: &Path, read_only: bool) -> io::Result<(File, u64)> {
     timeout(OPEN_LIMIT, opened).await.map_err(|_| io::ErrorKind::TimedOut)?.map_err(io::Error::other)?
 }
 
-pub(crate) fn control(vmm_config: &VmmConfig, operation: &'static str, source: QmpError) -> DriverError {
+pub(crate) fn control_error(
+    vmm_config: &VmmConfig,
+    operation: &'static str,
+    source: QmpError,
+) -> DriverError {
     DriverError::Control { id: vmm_config.id.clone(), operation, source: Box::new(source) }
 }

@@ -103,7 +103,7 @@ impl Qmp {
             self.write.write_all(line.as_bytes()).await?;
             self.reply(command, self.next_id).await
         };
-        in_time(run).await
+        with_time_limit(run).await
     }
 
     /// Runs commands in order, and sends each without waiting for the answer to the one before, because each round trip costs
@@ -129,7 +129,7 @@ impl Qmp {
             }
             outcome
         };
-        in_time(run).await
+        with_time_limit(run).await
     }
 
     /// Runs a command that takes an open file: `getfd`, after which commands refer to it as `fd:NAME`, or `add-fd`. The limit
@@ -150,7 +150,7 @@ impl Qmp {
             self.write.write_all(line.as_bytes().get(sent..).unwrap_or_default()).await?;
             self.reply(command, self.next_id).await
         };
-        in_time(run).await
+        with_time_limit(run).await
     }
 
     /// Sends the beginning of `bytes`, at least one byte, with the file; returns the number of bytes sent.
@@ -194,7 +194,7 @@ impl Qmp {
 }
 
 /// Runs `run` with the time limit of an answer.
-async fn in_time<T>(run: impl Future<Output = Result<T, QmpError>>) -> Result<T, QmpError> {
+async fn with_time_limit<T>(run: impl Future<Output = Result<T, QmpError>>) -> Result<T, QmpError> {
     let late =
         || io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {} s", ANSWER_LIMIT.as_secs()));
     tokio::time::timeout(ANSWER_LIMIT, run).await.unwrap_or_else(|_| Err(late().into()))
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn events_between_question_and_answer_are_passed_over() {
+    async fn events_between_command_and_reply_are_skipped() {
         let greeting = r#"{"QMP":{"version":{"qemu":{"major":7,"minor":2,"micro":22}},"capabilities":[]}}"#;
         let event = r#"{"event":"NEW_THING","data":{},"timestamp":{"seconds":1,"microseconds":2}}"#;
         let lines: &'static [_] = Box::leak(Box::new([greeting, event, r#"{"return":{},"id":1}"#]));
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_never_greets_is_refused() {
+    async fn monitor_without_a_greeting_is_refused() {
         let (_dir, qmp) = monitor(&["hello"]).await;
         assert!(matches!(qmp, Err(QmpError::Io(_))), "it went away");
         let (_dir, qmp) = monitor(&["hello"; STALE_MAX]).await;

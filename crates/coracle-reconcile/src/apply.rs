@@ -68,7 +68,7 @@ where
         "status": status,
     });
     let params = PatchParams::apply(manager).force();
-    gone_is_none(
+    none_if_not_found(
         api.patch_status(&object.name_any(), &params, &Patch::Apply(&patch)).await,
         "apply status",
         object,
@@ -97,7 +97,11 @@ where
     }
     strip(&mut wanted); // the API server keeps its own metadata in a write of the status
     let params = PostParams { field_manager: Some(manager.to_owned()), ..PostParams::default() };
-    gone_is_none(api.replace_status(&object.name_any(), &params, &wanted).await, "replace status", object)
+    none_if_not_found(
+        api.replace_status(&object.name_any(), &params, &wanted).await,
+        "replace status",
+        object,
+    )
 }
 
 /// Adds `finalizer`. Idempotent. Returns `Ok(None)` when the object is gone; the object is not created.
@@ -119,7 +123,11 @@ where
         "metadata": {"name": object.name_any(), "uid": object.uid(), "finalizers": [finalizer]},
     });
     let params = PatchParams::apply(manager).force();
-    gone_is_none(api.patch(&object.name_any(), &params, &Patch::Apply(&patch)).await, "add finalizer", object)
+    none_if_not_found(
+        api.patch(&object.name_any(), &params, &Patch::Apply(&patch)).await,
+        "add finalizer",
+        object,
+    )
 }
 
 /// Like [`add_finalizer`], but fails when the object has changed since it was read. This costs the API server less.
@@ -178,10 +186,10 @@ where
         "uid": object.uid(), "resourceVersion": object.resource_version(), "finalizers": finalizers,
     }});
     let params = PatchParams { field_manager: Some(manager.to_owned()), ..PatchParams::default() };
-    gone_is_none(api.patch(&object.name_any(), &params, &Patch::Merge(&patch)).await, operation, object)
+    none_if_not_found(api.patch(&object.name_any(), &params, &Patch::Merge(&patch)).await, operation, object)
 }
 
-fn gone_is_none<K>(
+fn none_if_not_found<K>(
     result: kube::Result<K>,
     operation: &'static str,
     object: &K,

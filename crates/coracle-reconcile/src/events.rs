@@ -73,7 +73,7 @@ impl EventRecorder {
 
     /// Sends `event` about `object`, unless an equal Event was sent recently.
     pub async fn publish(&self, event: &Event, object: &ObjectReference) {
-        if !self.is_news(event, object) {
+        if !self.is_new(event, object) {
             return;
         }
         let kind = match event.kind {
@@ -84,7 +84,7 @@ impl EventRecorder {
             type_: kind,
             reason: event.reason.to_owned(),
             action: event.action.to_owned(),
-            note: Some(truncated(&event.note)),
+            note: Some(truncate_note(&event.note)),
             secondary: None,
         };
         // A recorder that is kept alive holds each Event for minutes and scans all of them for every new one. Repeated Events
@@ -96,7 +96,7 @@ impl EventRecorder {
         }
     }
 
-    fn is_news(&self, event: &Event, object: &ObjectReference) -> bool {
+    fn is_new(&self, event: &Event, object: &ObjectReference) -> bool {
         let key = key(event, object);
         let now = Instant::now();
         let mut sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
@@ -120,7 +120,7 @@ fn key(event: &Event, object: &ObjectReference) -> u64 {
     hasher.finish()
 }
 
-fn truncated(note: &str) -> String {
+fn truncate_note(note: &str) -> String {
     match note.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|end| *end <= NOTE_BYTES_MAX).last()
     {
         Some(end) if end < note.len() => format!("{}…", &note[..end]),
@@ -134,8 +134,8 @@ mod tests {
 
     #[test]
     fn notes_are_cut_at_a_character() {
-        assert_eq!(truncated("short"), "short");
-        let cut = truncated(&"é".repeat(600));
+        assert_eq!(truncate_note("short"), "short");
+        let cut = truncate_note(&"é".repeat(600));
         assert!(cut.len() <= 1003 && cut.ends_with('…'));
     }
 }

@@ -135,7 +135,7 @@ impl ControllerMetrics {
     }
 
     /// Records the end of a call to an agent.
-    pub fn called(&self, operation: &'static str, result: ReconcileResult, took: Duration) {
+    pub fn record_call(&self, operation: &'static str, result: ReconcileResult, took: Duration) {
         self.calls.get_or_create(&CallLabels { operation, result }).observe(took.as_secs_f64());
     }
 }
@@ -164,7 +164,7 @@ mod tests {
         let running = metrics.begin("mikromvm");
         metrics.ended("mikromvm", ReconcileResult::Error, Duration::from_millis(20), Timestamp::UNIX_EPOCH);
         metrics.ended("mikromvm", ReconcileResult::Ok, Duration::from_millis(20), Timestamp::UNIX_EPOCH);
-        metrics.called("CreateVM", ReconcileResult::Ok, Duration::from_millis(20));
+        metrics.record_call("CreateVM", ReconcileResult::Ok, Duration::from_millis(20));
         metrics.queue_depth("mikromvm", 3);
         metrics.leads("mikromvm", true);
         drop(running);

@@ -187,7 +187,7 @@ impl Runner {
         <R::Object as Resource>::DynamicType: Debug + Eq + Hash + Clone + Unpin + Send + Sync,
     {
         let run = Run { runner: self, reconciler, queue };
-        async move { run.until(&objects, &stop).await }.boxed()
+        async move { run.run_until(&objects, &stop).await }.boxed()
     }
 }
 
@@ -220,7 +220,7 @@ impl<R: Reconciler> Run<R>
 where
     <R::Object as Resource>::DynamicType: Debug + Eq + Hash + Clone + Unpin + Send + Sync,
 {
-    async fn until(&self, objects: &Store<R::Object>, stop: &CancellationToken) {
+    async fn run_until(&self, objects: &Store<R::Object>, stop: &CancellationToken) {
         let mut passes = FuturesUnordered::new();
         let mut running = HashSet::new();
         // Objects that were triggered during their reconcile.
@@ -237,7 +237,7 @@ where
                         Some(after) => later.add(object, after),
                         None => {}
                     }
-                    self.show_waiting();
+                    self.report_queue_depth();
                 }
                 Some(object) = later.next() => self.queue.add_due(object),
                 object = self.queue.next(self.runner.debounce), if is_free => {
@@ -247,11 +247,11 @@ where
                     }
                     // The outcome of this reconcile determines the time of the next one.
                     later.remove(&object);
-                    self.show_waiting();
+                    self.report_queue_depth();
                     match objects.get(&object) {
                         Some(cached) => {
                             running.insert(object.clone());
-                            passes.push(async move { (object, self.pass(cached).await) });
+                            passes.push(async move { (object, self.reconcile_one(cached).await) });
                         }
                         None => {
                             debug!(%object, "object is gone, skipped");
@@ -263,13 +263,13 @@ where
         }
     }
 
-    fn show_waiting(&self) {
+    fn report_queue_depth(&self) {
         let waiting = self.queue.len();
         self.runner.metrics.queue_depth(self.runner.name, waiting);
         self.reconciler.queued(waiting);
     }
 
-    async fn pass(&self, object: Arc<R::Object>) -> Action {
+    async fn reconcile_one(&self, object: Arc<R::Object>) -> Action {
         let Runner { name: controller, backoffs, metrics, clock, .. } = &self.runner;
         let (ns, name) = (object.namespace(), object.name_any());
         let (running, began) = (metrics.begin(controller), Instant::now());

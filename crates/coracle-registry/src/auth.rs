@@ -71,12 +71,12 @@ pub(crate) struct Caller {
 
 impl Caller {
     /// True when the caller may read this repository. Lists and mounts check each repository.
-    pub(crate) fn sees(&self, repo: &str) -> bool {
+    pub(crate) fn can_read(&self, repo: &str) -> bool {
         self.open_reads || self.holder.as_ref().is_some_and(|holder| holder.rights.covers(repo))
     }
 
     /// True when the caller may read all repositories.
-    pub(crate) fn sees_all(&self) -> bool {
+    pub(crate) fn can_read_all(&self) -> bool {
         self.open_reads || self.holder.as_ref().is_some_and(|holder| holder.rights.is_everywhere())
     }
 }
@@ -111,7 +111,7 @@ pub(crate) fn secret() -> String {
 }
 
 /// Token of a request: bearer token, or password of any user.
-pub(crate) fn presented(headers: &HeaderMap) -> Option<String> {
+pub(crate) fn request_token(headers: &HeaderMap) -> Option<String> {
     let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
     let (scheme, rest) = value.split_once(' ').unwrap_or((value, ""));
     let token = match scheme.to_ascii_lowercase().as_str() {
@@ -136,7 +136,7 @@ fn holder(row: &TokenRow) -> Option<Holder> {
     }
 }
 
-fn denied(need: Need<'_>) -> ErrorResponse {
+fn denied_error(need: Need<'_>) -> ErrorResponse {
     let role = need.access.role();
     ErrorResponse::new(
         Code::Denied,
@@ -182,7 +182,7 @@ impl Gate {
             Access::Push | Access::Delete => !self.open_writes,
             Access::Admin => true,
         };
-        let holder = match presented(headers) {
+        let holder = match request_token(headers) {
             Some(token) => self.holder(meta, &token, now).await?,
             None => None,
         };
@@ -191,7 +191,7 @@ impl Gate {
                 return Err(ErrorResponse::new(Code::Unauthorized, "a token is needed"));
             };
             if !holder.rights.allow(need.access.role(), &need.target) {
-                return Err(denied(need));
+                return Err(denied_error(need));
             }
         }
         Ok(Caller { holder, open_reads: !closed_reads })
@@ -227,7 +227,7 @@ impl Gate {
                         "note use of token failed"
                     );
                 }
-                self.believe(hash, &holder, now);
+                self.cache_holder(hash, &holder, now);
                 holder
             }
         };
@@ -235,7 +235,7 @@ impl Gate {
         Ok(live.then_some(holder))
     }
 
-    fn believe(&self, hash: [u8; 32], holder: &Holder, at: i64) {
+    fn cache_holder(&self, hash: [u8; 32], holder: &Holder, at: i64) {
         let mut cached = self.cached.lock();
         if cached.len() >= TOKEN_CACHE_MAX {
             cached.retain(|_, b| at - b.at < TOKEN_CACHE_MS);
@@ -296,7 +296,7 @@ mod tests {
         ] {
             let mut headers = HeaderMap::new();
             headers.insert(header::AUTHORIZATION, value.parse().unwrap());
-            assert_eq!(presented(&headers).as_deref(), want, "{value}");
+            assert_eq!(request_token(&headers).as_deref(), want, "{value}");
         }
     }
 }

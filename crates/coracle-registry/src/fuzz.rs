@@ -23,12 +23,12 @@ pub fn request(bytes: &[u8]) {
         check(&route, &method);
     }
     let size = body.len() as u64;
-    if let Wanted::Part(part) = ranges::wanted(&headers, size, "\"x\"") {
+    if let Wanted::Part(part) = ranges::requested_range(&headers, size, "\"x\"") {
         assert!(part.start < part.end && part.end <= size, "a range that is not there");
     }
     let _either = ranges::content_range(&headers);
     let _either = ranges::is_known(&headers, "\"x\"");
-    if let Some(token) = auth::presented(&headers) {
+    if let Some(token) = auth::request_token(&headers) {
         assert!(!token.is_empty());
     }
     manifest(body.as_bytes());

@@ -60,7 +60,7 @@ impl Registry {
             swept.manifests = self.remove_untagged(age).await?;
         }
         let cutoff = self.before(self.sweeping.grace);
-        for doomed in self.meta.doom(cutoff).await? {
+        for doomed in self.meta.mark_garbage(cutoff).await? {
             if let Ok(digest) = doomed.digest.parse::<Digest>() {
                 self.storage.remove(&digest).await?;
             }
@@ -71,7 +71,7 @@ impl Registry {
         }
         self.meta.forget_empty(cutoff).await?;
         self.write_catalog().await?;
-        self.metrics.swept(swept.bytes);
+        self.metrics.count_swept(swept.bytes);
         Ok(swept)
     }
 
@@ -102,7 +102,7 @@ impl Registry {
     async fn remove_untagged(&self, age: std::time::Duration) -> Result<u64, StoreError> {
         let mut gone = 0;
         let cutoff = self.before(age);
-        for (repo, digest) in self.meta.untagged(cutoff).await? {
+        for (repo, digest) in self.meta.untagged_manifests(cutoff).await? {
             let (Ok(repo), Ok(digest)) = (repo.parse::<RepositoryName>(), digest.parse::<Digest>()) else {
                 continue;
             };

@@ -26,7 +26,7 @@ use crate::registry::Registry;
 use crate::route::{self, PagePath, Route};
 
 pub(crate) use self::api::time;
-use self::body::bounded;
+use self::body::read_bounded;
 
 const DIGEST_HEADER: HeaderName = HeaderName::from_static("docker-content-digest");
 const VERSION_HEADER: HeaderName = HeaderName::from_static("docker-distribution-api-version");
@@ -175,10 +175,10 @@ async fn dispatch(
         (Route::Blob(repo, digest), _) if get => blobs::get(&registry, &repo, &digest, &parts).await,
         (Route::Blob(repo, digest), &Method::DELETE) => blobs::delete(&registry, &repo, &digest).await,
         (Route::Blob(repo, digest), &Method::PUT) => {
-            uploads::whole(registry, repo, digest, parts, body).await
+            uploads::put_blob(registry, repo, digest, parts, body).await
         }
         (Route::Uploads(repo), &Method::POST) => uploads::begin(registry, caller, repo, parts, body).await,
-        (Route::Upload(repo, id), _) if get => uploads::look(&registry, &repo, &id).await,
+        (Route::Upload(repo, id), _) if get => uploads::upload_status(&registry, &repo, &id).await,
         (Route::Upload(repo, id), &Method::PATCH) => uploads::append(registry, repo, id, parts, body).await,
         (Route::Upload(repo, id), &Method::PUT) => uploads::finish(registry, repo, id, parts, body).await,
         (Route::Upload(repo, id), &Method::DELETE) => uploads::cancel(&registry, &repo, &id).await,
@@ -213,7 +213,7 @@ fn method() -> ErrorResponse {
 /// `/v2/`: version check, with a challenge if some requests need a login.
 async fn base(registry: &Registry, headers: &HeaderMap) -> Result<Response, ErrorResponse> {
     if registry.gate.wants_login() {
-        let token = crate::auth::presented(headers);
+        let token = crate::auth::request_token(headers);
         let known = match token {
             Some(token) => registry.gate.holder(&registry.meta, &token, registry.now()).await?.is_some(),
             // A client that presents the anonymous token stays anonymous.

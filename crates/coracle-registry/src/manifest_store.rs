@@ -47,7 +47,7 @@ fn parse(key: &str) -> Option<Key> {
 }
 
 /// Parses a stored manifest. A manifest without a media type was pushed as an OCI manifest.
-fn stored(bytes: &[u8]) -> Option<PushedManifest> {
+fn parse_stored(bytes: &[u8]) -> Option<PushedManifest> {
     manifest::parse(bytes, None)
         .or_else(|_| manifest::parse(bytes, Some(coracle_oci::media_types::OCI_MANIFEST)))
         .ok()
@@ -194,7 +194,7 @@ impl ManifestStore {
         }
         let Some(bytes) = self.storage.get(key).await? else { return Ok(()) };
         let whole = Digest::with(digest.algorithm(), &bytes) == *digest;
-        let entered = match stored(&bytes).filter(|_| whole) {
+        let entered = match parse_stored(&bytes).filter(|_| whole) {
             Some(manifest) => {
                 let new = NewManifest { repo, digest, tags: &[], size: length(&bytes), manifest: &manifest };
                 self.meta.put_manifest(&new, self.now(), Entry::Pushed).await? == Put::Done
@@ -297,7 +297,7 @@ impl ManifestStore {
         let _lock = self.lock_repository(repo).await?;
         self.finish(repo, &TagOrDigest::Tag(tag.clone())).await?;
         let Some(bytes) = self.storage.get(key).await? else { return Ok(Entered::Nothing) };
-        if self.meta.tagged(repo, tag).await?.is_some() {
+        if self.meta.tag_digest(repo, tag).await?.is_some() {
             return Ok(Entered::Tag);
         }
         // The key does not contain the digest algorithm by which the manifest was pushed.
@@ -307,13 +307,13 @@ impl ManifestStore {
             None => Digest::of(&bytes),
         };
         let own = manifest_key(repo.as_str(), &digest);
-        if stored(&bytes).is_some() && self.storage.get(&own).await?.is_none() {
+        if parse_stored(&bytes).is_some() && self.storage.get(&own).await?.is_none() {
             self.storage.put(&own, bytes.clone()).await?;
         }
         if !self.enter_bytes(repo, &digest, &bytes).await? {
             return Ok(Entered::Nothing);
         }
-        self.meta.found_tag(repo, tag, &digest, self.now()).await?;
+        self.meta.insert_found_tag(repo, tag, &digest, self.now()).await?;
         Ok(Entered::Tag)
     }
 
@@ -327,7 +327,7 @@ impl ManifestStore {
         if self.meta.manifest(repo, &digest.to_string()).await?.is_some() {
             return Ok(true);
         }
-        let Some(manifest) = stored(bytes) else { return Ok(false) };
+        let Some(manifest) = parse_stored(bytes) else { return Ok(false) };
         let now = self.now();
         for child in &manifest.blobs {
             self.meta.link(repo, &child.digest.to_string(), now).await?;
@@ -365,7 +365,7 @@ impl ManifestStore {
     }
 
     async fn bytes_behind(&self, repo: &RepositoryName, tag: &Tag) -> Result<Option<Bytes>, StoreError> {
-        let Some(digest) = self.meta.tagged(repo, tag).await? else { return Ok(None) };
+        let Some(digest) = self.meta.tag_digest(repo, tag).await? else { return Ok(None) };
         let Ok(digest) = digest.parse::<Digest>() else { return Ok(None) };
         self.storage.get(&manifest_key(repo.as_str(), &digest)).await
     }

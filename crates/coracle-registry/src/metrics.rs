@@ -69,19 +69,19 @@ impl Metrics {
         self.duration.get_or_create(&Route { route }).observe(took.as_secs_f64());
     }
 
-    pub(crate) fn uploaded(&self, bytes: u64) {
+    pub(crate) fn count_uploaded(&self, bytes: u64) {
         self.uploaded.inc_by(bytes);
     }
 
-    pub(crate) fn downloaded(&self, bytes: u64) {
+    pub(crate) fn count_downloaded(&self, bytes: u64) {
         self.downloaded.inc_by(bytes);
     }
 
-    pub(crate) fn swept(&self, bytes: u64) {
+    pub(crate) fn count_swept(&self, bytes: u64) {
         self.swept.inc_by(bytes);
     }
 
-    pub(crate) fn connected(&self) -> Connected {
+    pub(crate) fn track_connection(&self) -> Connected {
         self.connections.inc();
         Connected(self.connections.clone())
     }

@@ -77,7 +77,7 @@ impl Registry {
             Arrival::New => {
                 let there = self.storage.size(digest).await? == Some(size);
                 if there {
-                    self.meta.found_blob(digest, self.now()).await?;
+                    self.meta.mark_blob_stored(digest, self.now()).await?;
                 }
                 Ok(there)
             }

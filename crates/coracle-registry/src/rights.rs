@@ -142,7 +142,7 @@ impl Rights {
     }
 
     /// Parses rights as the tables store them: a role, and globs separated by spaces.
-    pub(crate) fn stored(role: &str, globs: &str) -> Result<Self, InvalidRights> {
+    pub(crate) fn parse_stored(role: &str, globs: &str) -> Result<Self, InvalidRights> {
         Self::new(role.parse()?, globs.split(' ').map(str::parse).collect::<Result<_, _>>()?)
     }
 
@@ -218,7 +218,7 @@ mod tests {
     #[test]
     fn rights_allow_table() {
         let (app, other) = ("team/app".parse().unwrap(), "other/app".parse().unwrap());
-        let team = |role: &str| Rights::stored(role, "team/* lib").unwrap();
+        let team = |role: &str| Rights::parse_stored(role, "team/* lib").unwrap();
         let (app, other) = (Target::Repository(&app), Target::Repository(&other));
         for (rights, role, target, want) in [
             (team("read"), Role::Read, app, true),
@@ -250,7 +250,7 @@ mod tests {
             ("read", "A", Err(InvalidRights::Glob)),
             ("read", &"a ".repeat(65)[..129], Err(InvalidRights::Count)),
         ] {
-            assert_eq!(Rights::stored(role, globs).map(drop), want, "{role} {globs}");
+            assert_eq!(Rights::parse_stored(role, globs).map(drop), want, "{role} {globs}");
         }
     }
 }

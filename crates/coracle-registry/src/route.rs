@@ -111,7 +111,7 @@ impl Route {
 
 /// Parses a path. The error is the response to send.
 pub(crate) fn parse(method: &Method, path: &str) -> Result<Route, ErrorResponse> {
-    let decoded = percent_decode_str(path).decode_utf8().map_err(|_| nothing())?;
+    let decoded = percent_decode_str(path).decode_utf8().map_err(|_| not_found_error())?;
     let path = decoded.as_ref();
     if let Some(rest) = path.strip_prefix("/v2/") {
         return distribution(method, rest);
@@ -129,12 +129,12 @@ pub(crate) fn parse(method: &Method, path: &str) -> Result<Route, ErrorResponse>
         _ => match (path.strip_prefix("/dl/"), path.strip_prefix("/r/")) {
             (Some(name), _) => Ok(Route::Download(repository(name)?)),
             (_, Some(rest)) => page(rest),
-            (None, None) => Err(nothing()),
+            (None, None) => Err(not_found_error()),
         },
     }
 }
 
-fn nothing() -> ErrorResponse {
+fn not_found_error() -> ErrorResponse {
     ErrorResponse::new(Code::NameUnknown, "path not found")
 }
 
@@ -173,7 +173,7 @@ fn distribution(method: &Method, rest: &str) -> Result<Route, ErrorResponse> {
     if let Some(name) = rest.strip_suffix("/blobs/uploads/").or_else(|| rest.strip_suffix("/blobs/uploads")) {
         return Ok(Route::Uploads(repository(name)?));
     }
-    let (front, last) = rest.rsplit_once('/').ok_or_else(nothing)?;
+    let (front, last) = rest.rsplit_once('/').ok_or_else(not_found_error)?;
     if let Some(name) = front.strip_suffix("/blobs/uploads") {
         let unknown = |_| ErrorResponse::new(Code::BlobUploadUnknown, "upload not found in this repository");
         return Ok(Route::Upload(repository(name)?, last.parse().map_err(unknown)?));
@@ -193,7 +193,7 @@ fn distribution(method: &Method, rest: &str) -> Result<Route, ErrorResponse> {
             repository(name)?;
         }
     }
-    Err(nothing())
+    Err(not_found_error())
 }
 
 fn api(rest: &str) -> Result<Route, ErrorResponse> {
@@ -208,7 +208,7 @@ fn api(rest: &str) -> Result<Route, ErrorResponse> {
     if let Some(id) = rest.strip_prefix("tokens/") {
         return Ok(Route::StoredToken(id.to_owned()));
     }
-    let name = rest.strip_prefix("repositories/").ok_or_else(nothing)?;
+    let name = rest.strip_prefix("repositories/").ok_or_else(not_found_error)?;
     if let Some(name) = name.strip_suffix("/tags") {
         return Ok(Route::Tags(repository(name)?));
     }

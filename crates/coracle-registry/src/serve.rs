@@ -281,7 +281,7 @@ async fn accept(
         let flow = Arc::new(Flow::default());
         let (router, stream) = (router(registry, &flow), Drained::new(stream, idle));
         let (builder, watcher, tls) = (builder.clone(), graceful.watcher(), tls.clone());
-        let connected = registry.metrics.connected();
+        let connected = registry.metrics.track_connection();
         open.spawn(async move {
             let (_slot, _connected) = (slot, connected);
             match tls {

@@ -167,7 +167,7 @@ impl Registry {
                 .detail(json!({"digest": digest.to_string(), "actual": actual.to_string()})));
         }
         self.place(repo, id, digest, size).await?;
-        self.metrics.uploaded(size);
+        self.metrics.count_uploaded(size);
         self.sessions.forget(id);
         Ok(self.meta.end_upload(id).await?)
     }

@@ -37,7 +37,7 @@ impl Drop for Ours {
     }
 }
 
-async fn ours() -> Ours {
+async fn start_registry() -> Ours {
     let dir = tempfile::tempdir().unwrap();
     let config = Config::new(dir.path().to_owned(), "127.0.0.1:0".parse().unwrap());
     let metrics = Metrics::register(&mut prometheus_client::registry::Registry::default());
@@ -59,7 +59,7 @@ fn options(token: Option<&str>) -> DiskOptions {
     DiskOptions { chunk_bytes: Some(MIB), credentials, ..DiskOptions::default() }
 }
 
-fn quiet() -> DiskProgress {
+fn no_progress() -> DiskProgress {
     Arc::new(|_, _| {})
 }
 
@@ -92,20 +92,20 @@ async fn round_trip(address: std::net::SocketAddr, options: &DiskOptions) {
     let (source, target) = (dir.path().join("disk.raw"), dir.path().join("back.raw"));
     disk(&source);
     let name = reference(address, "vms/disk:1");
-    let first = push_disk(&source, &name, options, quiet()).await.unwrap();
+    let first = push_disk(&source, &name, options, no_progress()).await.unwrap();
     assert_eq!((first.disk_bytes, first.chunks, first.moved), (20 * MIB + MIB / 2, 4, 4));
-    let again = push_disk(&source, &name, options, quiet()).await.unwrap();
+    let again = push_disk(&source, &name, options, no_progress()).await.unwrap();
     assert_eq!((again.moved, again.digest), (0, first.digest), "the same disk moves nothing");
-    let pulled = pull_disk(&name, &target, options, quiet()).await.unwrap();
+    let pulled = pull_disk(&name, &target, options, no_progress()).await.unwrap();
     assert_eq!((pulled.digest, pulled.moved), (first.digest, 4));
     assert!(fs::read(&source).unwrap() == fs::read(&target).unwrap(), "byte for byte");
     assert!(fs::metadata(&target).unwrap().blocks() * 512 < 5 * MIB, "what is zero stays a hole");
     let file = File::options().write(true).open(&source).unwrap();
     file.write_all_at(b"changed", 4 * MIB + 5).unwrap();
     file.write_all_at(&vec![0; 1 << 20], 0).unwrap();
-    let change = push_disk(&source, &name, options, quiet()).await.unwrap();
+    let change = push_disk(&source, &name, options, no_progress()).await.unwrap();
     assert_eq!((change.chunks, change.moved), (3, 1), "one chunk changed, one became zero");
-    let again = pull_disk(&name, &target, options, quiet()).await.unwrap();
+    let again = pull_disk(&name, &target, options, no_progress()).await.unwrap();
     assert_eq!((again.chunks, again.moved), (3, 1), "the others were in the file that it replaces");
     assert!(fs::read(&source).unwrap() == fs::read(&target).unwrap());
     assert!(fs::metadata(&target).unwrap().blocks() * 512 < 5 * MIB, "what became zero is a hole");
@@ -113,7 +113,7 @@ async fn round_trip(address: std::net::SocketAddr, options: &DiskOptions) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn disk_round_trips_through_own_registry() {
-    let ours = ours().await;
+    let ours = start_registry().await;
     round_trip(ours.address, &options(Some(&ours.token))).await;
 }
 
@@ -126,18 +126,18 @@ async fn disk_round_trips_through_debian_registry() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn interrupted_pull_keeps_valid_chunks() {
-    let ours = ours().await;
+    let ours = start_registry().await;
     let dir = tempfile::tempdir().unwrap();
     let (source, target) = (dir.path().join("disk.raw"), dir.path().join("back.raw"));
     disk(&source);
     let (name, options) = (reference(ours.address, "vms/disk:1"), options(Some(&ours.token)));
-    push_disk(&source, &name, &options, quiet()).await.unwrap();
+    push_disk(&source, &name, &options, no_progress()).await.unwrap();
     let partial = File::create(dir.path().join("back.raw.partial")).unwrap();
     partial.set_len(20 * MIB + MIB / 2).unwrap();
     partial.write_all_at(&noise(0, MIB), 0).unwrap();
     partial.write_all_at(b"half a chunk", 3 * MIB).unwrap();
     partial.write_all_at(b"of another disk", 10 * MIB).unwrap();
-    let pulled = pull_disk(&name, &target, &options, quiet()).await.unwrap();
+    let pulled = pull_disk(&name, &target, &options, no_progress()).await.unwrap();
     assert_eq!((pulled.chunks, pulled.moved), (4, 3), "the first chunk was present");
     assert!(fs::read(&source).unwrap() == fs::read(&target).unwrap());
     assert!(!dir.path().join("back.raw.partial").exists());
@@ -145,57 +145,58 @@ async fn interrupted_pull_keeps_valid_chunks() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn empty_and_zero_disks_round_trip() {
-    let ours = ours().await;
+    let ours = start_registry().await;
     let dir = tempfile::tempdir().unwrap();
     for (n, bytes) in [(0, 0), (1, 1), (2, 3 * MIB)] {
         let (source, target) = (dir.path().join("a.raw"), dir.path().join("b.raw"));
         File::create(&source).unwrap().set_len(bytes).unwrap();
         let (name, options) = (reference(ours.address, &format!("vms/zero:{n}")), options(Some(&ours.token)));
-        let pushed = push_disk(&source, &name, &options, quiet()).await.unwrap();
+        let pushed = push_disk(&source, &name, &options, no_progress()).await.unwrap();
         assert_eq!((pushed.chunks, pushed.disk_bytes), (0, bytes));
-        pull_disk(&name, &target, &options, quiet()).await.unwrap();
+        pull_disk(&name, &target, &options, no_progress()).await.unwrap();
         assert_eq!(fs::metadata(&target).unwrap().len(), bytes);
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn damaged_chunk_and_other_artifact_are_refused() {
-    let ours = ours().await;
+    let ours = start_registry().await;
     let dir = tempfile::tempdir().unwrap();
     let (source, target) = (dir.path().join("disk.raw"), dir.path().join("back.raw"));
     disk(&source);
     let (name, mut options) = (reference(ours.address, "vms/disk:1"), options(Some(&ours.token)));
     options.retries = 0;
-    push_disk(&source, &name, &options, quiet()).await.unwrap();
+    push_disk(&source, &name, &options, no_progress()).await.unwrap();
     let blobs = fs::read_dir(ours.dir.path().join("blobs/sha256")).unwrap().map(|e| e.unwrap().path());
     let chunk = blobs.max_by_key(|path| fs::metadata(path).unwrap().len()).unwrap();
     File::options().write(true).open(&chunk).unwrap().write_all_at(b"damage", 100).unwrap();
-    let refused = pull_disk(&name, &target, &options, quiet()).await.unwrap_err();
+    let refused = pull_disk(&name, &target, &options, no_progress()).await.unwrap_err();
     assert!(matches!(refused, ImageError::Oci(OciError::DigestMismatch { .. })), "{refused}");
     assert!(!target.exists());
-    let absent =
-        pull_disk(&reference(ours.address, "vms/none:1"), &target, &options, quiet()).await.unwrap_err();
+    let absent = pull_disk(&reference(ours.address, "vms/none:1"), &target, &options, no_progress())
+        .await
+        .unwrap_err();
     assert!(matches!(absent, ImageError::Oci(OciError::NotFound { .. })), "{absent}");
     let anonymous = DiskOptions { credentials: Credentials::Anonymous, ..options };
-    let denied = push_disk(&source, &name, &anonymous, quiet()).await.unwrap_err();
+    let denied = push_disk(&source, &name, &anonymous, no_progress()).await.unwrap_err();
     assert!(matches!(denied, ImageError::Oci(OciError::Unauthorized { .. })), "{denied}");
 }
 
 /// Disks in every foreign format are pulled from our registry and from Debian's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn disks_in_foreign_formats_round_trip() {
-    let ours = ours().await;
+    let ours = start_registry().await;
     let dir = tempfile::tempdir().unwrap();
     let (source, target) = (dir.path().join("disk.raw"), dir.path().join("back.raw"));
     disk(&source);
     for format in [DiskFormat::ContainerDisk, DiskFormat::CloudImage, DiskFormat::Tart] {
         let options = DiskOptions { format, ..options(Some(&ours.token)) };
         let name = reference(ours.address, &format!("vms/{}:latest", format!("{format:?}").to_lowercase()));
-        let pushed = push_disk(&source, &name, &options, quiet()).await.unwrap();
+        let pushed = push_disk(&source, &name, &options, no_progress()).await.unwrap();
         assert_eq!((pushed.moved, pushed.disk_bytes), (1, 20 * MIB + MIB / 2), "{format:?}");
-        let again = push_disk(&source, &name, &options, quiet()).await.unwrap();
+        let again = push_disk(&source, &name, &options, no_progress()).await.unwrap();
         assert_eq!((again.moved, again.digest), (0, pushed.digest), "{format:?}: the same bytes");
-        let pulled = pull_disk(&name, &target, &options, quiet()).await.unwrap();
+        let pulled = pull_disk(&name, &target, &options, no_progress()).await.unwrap();
         assert_eq!((pulled.digest, pulled.disk_bytes), (pushed.digest, pushed.disk_bytes));
         assert!(fs::read(&source).unwrap() == fs::read(&target).unwrap(), "{format:?}");
         assert!(fs::metadata(&target).unwrap().blocks() * 512 < 5 * MIB, "what is zero stays a hole");
@@ -208,7 +209,7 @@ async fn disks_in_foreign_formats_round_trip() {
 }
 
 /// Uploads blobs and a manifest without a client library. Returns the location of the manifest.
-async fn by_hand(ours: &Ours, name: &str, blobs: &[&[u8]], manifest: &serde_json::Value) {
+async fn push_raw(ours: &Ours, name: &str, blobs: &[&[u8]], manifest: &serde_json::Value) {
     let http = reqwest::Client::new();
     let (repo, tag) = name.split_once(':').unwrap();
     for blob in blobs {
@@ -228,13 +229,13 @@ async fn by_hand(ours: &Ours, name: &str, blobs: &[&[u8]], manifest: &serde_json
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tart_and_chunked_disks_are_pulled_and_verified() {
     use serde_json::json;
-    let ours = ours().await;
+    let ours = start_registry().await;
     let dir = tempfile::tempdir().unwrap();
     let target = dir.path().join("back.raw");
     let options = options(Some(&ours.token));
     let digest = coracle_testkit::oci::digest;
     let (a, b) = (noise(1, 100_000), vec![0; 200_000]);
-    let (packed_a, packed_b) = (stored(&a), stored(&b));
+    let (packed_a, packed_b) = (lz4_stored(&a), lz4_stored(&b));
     let layer = |kind: &str, blob: &[u8], notes| json!({"mediaType": kind, "digest": digest(blob), "size": blob.len(), "annotations": notes});
     let tart = |raw: &[u8], said: &[u8], blob: &[u8]| {
         layer(
@@ -250,22 +251,26 @@ async fn tart_and_chunked_disks_are_pulled_and_verified() {
         json!({"mediaType": "application/vnd.oci.image.config.v1+json", "digest": digest(b"{}"), "size": 2});
     let manifest = |layers: Vec<serde_json::Value>| json!({"schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json", "config": config, "layers": layers});
     let blobs: [&[u8]; 3] = [b"{}", &packed_a, &packed_b];
-    by_hand(&ours, "tart:1", &blobs, &manifest(vec![tart(&a, &a, &packed_a), tart(&b, &b, &packed_b)])).await;
-    pull_disk(&reference(ours.address, "tart:1"), &target, &options, quiet()).await.unwrap();
+    push_raw(&ours, "tart:1", &blobs, &manifest(vec![tart(&a, &a, &packed_a), tart(&b, &b, &packed_b)]))
+        .await;
+    pull_disk(&reference(ours.address, "tart:1"), &target, &options, no_progress()).await.unwrap();
     assert!(fs::read(&target).unwrap() == [a.clone(), b.clone()].concat());
     fs::remove_file(&target).unwrap();
-    by_hand(&ours, "tart:2", &blobs, &manifest(vec![tart(&a, &b, &packed_a)])).await;
-    let lie = pull_disk(&reference(ours.address, "tart:2"), &target, &options, quiet()).await.unwrap_err();
+    push_raw(&ours, "tart:2", &blobs, &manifest(vec![tart(&a, &b, &packed_a)])).await;
+    let lie =
+        pull_disk(&reference(ours.address, "tart:2"), &target, &options, no_progress()).await.unwrap_err();
     assert!(matches!(lie, ImageError::Oci(OciError::DigestMismatch { .. })), "{lie}");
-    by_hand(&ours, "tart:3", &blobs, &manifest(vec![tart(&b, &a, &packed_a)])).await;
-    let lie = pull_disk(&reference(ours.address, "tart:3"), &target, &options, quiet()).await.unwrap_err();
+    push_raw(&ours, "tart:3", &blobs, &manifest(vec![tart(&b, &a, &packed_a)])).await;
+    let lie =
+        pull_disk(&reference(ours.address, "tart:3"), &target, &options, no_progress()).await.unwrap_err();
     assert!(matches!(lie, ImageError::Oci(OciError::Hostile { .. })), "{lie}");
     let asif = br#"{"config":{"Labels":{"org.cirruslabs.tart.disk.format":"asif"}}}"#;
     let mut other = manifest(vec![tart(&a, &a, &packed_a)]);
     other["config"]["digest"] = digest(asif).into();
     other["config"]["size"] = asif.len().into();
-    by_hand(&ours, "tart:4", &[asif, &packed_a], &other).await;
-    let asif = pull_disk(&reference(ours.address, "tart:4"), &target, &options, quiet()).await.unwrap_err();
+    push_raw(&ours, "tart:4", &[asif, &packed_a], &other).await;
+    let asif =
+        pull_disk(&reference(ours.address, "tart:4"), &target, &options, no_progress()).await.unwrap_err();
     assert!(matches!(asif, ImageError::Oci(OciError::Unsupported { .. })), "{asif}");
 
     let chunks: Vec<Vec<u8>> =
@@ -286,12 +291,13 @@ async fn tart_and_chunked_disks_are_pulled_and_verified() {
         all
     };
     let blobs: [&[u8]; 3] = [b"{}", &chunks[0], &chunks[1]];
-    by_hand(&ours, "cloud:1", &blobs, &cloud(vec![chunk(1), chunk(0)])).await;
-    pull_disk(&reference(ours.address, "cloud:1"), &target, &options, quiet()).await.unwrap();
+    push_raw(&ours, "cloud:1", &blobs, &cloud(vec![chunk(1), chunk(0)])).await;
+    pull_disk(&reference(ours.address, "cloud:1"), &target, &options, no_progress()).await.unwrap();
     assert!(fs::read(&target).unwrap() == [a, b].concat());
     fs::remove_file(&target).unwrap();
-    by_hand(&ours, "cloud:2", &blobs, &cloud(vec![chunk(1)])).await;
-    let gap = pull_disk(&reference(ours.address, "cloud:2"), &target, &options, quiet()).await.unwrap_err();
+    push_raw(&ours, "cloud:2", &blobs, &cloud(vec![chunk(1)])).await;
+    let gap =
+        pull_disk(&reference(ours.address, "cloud:2"), &target, &options, no_progress()).await.unwrap_err();
     assert!(matches!(gap, ImageError::Oci(OciError::Hostile { .. })), "{gap}");
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left of what was refused");
 }
@@ -337,22 +343,22 @@ async fn cutting_proxy(to: std::net::SocketAddr, after: u64) -> (std::net::Socke
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn interrupted_push_resumes() {
-    let ours = ours().await;
+    let ours = start_registry().await;
     let dir = tempfile::tempdir().unwrap();
     let (source, target) = (dir.path().join("disk.raw"), dir.path().join("back.raw"));
     let bytes = noise(5, 16 * MIB);
     fs::write(&source, &bytes).unwrap();
     let (proxy, sent) = cutting_proxy(ours.address, 8 * MIB).await;
     let options = DiskOptions { chunk_bytes: Some(16 * MIB), ..options(Some(&ours.token)) };
-    let pushed = push_disk(&source, &reference(proxy, "vms/cut:1"), &options, quiet()).await.unwrap();
+    let pushed = push_disk(&source, &reference(proxy, "vms/cut:1"), &options, no_progress()).await.unwrap();
     assert_eq!((pushed.chunks, pushed.moved), (1, 1));
     let sent = sent.load(Relaxed);
     assert!(sent > 16 * MIB && sent < 20 * MIB, "{sent} bytes were sent, not all of them twice");
-    pull_disk(&reference(ours.address, "vms/cut:1"), &target, &options, quiet()).await.unwrap();
+    pull_disk(&reference(ours.address, "vms/cut:1"), &target, &options, no_progress()).await.unwrap();
     assert!(fs::read(&target).unwrap() == bytes);
 }
 
-fn stored(bytes: &[u8]) -> Vec<u8> {
+fn lz4_stored(bytes: &[u8]) -> Vec<u8> {
     let length = u32::try_from(bytes.len()).unwrap().to_le_bytes();
     [b"bv4-", &length[..], bytes, b"bv4$"].concat()
 }
@@ -399,7 +405,7 @@ impl Ours {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lume_and_macos_vz_disks_are_pulled() {
     use serde_json::json;
-    let ours = ours().await;
+    let ours = start_registry().await;
     let dir = tempfile::tempdir().unwrap();
     let target = dir.path().join("back.raw");
     let options = options(Some(&ours.token));
@@ -423,7 +429,7 @@ async fn lume_and_macos_vz_disks_are_pulled() {
         });
         piece("application/vnd.agoda.macosvz.disk.image.v1", blob, notes)
     };
-    let (packed_a, packed_b, lz_a, lz_b) = (gzip(&a), gzip(&b), stored(&a), stored(&b));
+    let (packed_a, packed_b, lz_a, lz_b) = (gzip(&a), gzip(&b), lz4_stored(&a), lz4_stored(&b));
     let whole = [a.clone(), b.clone()].concat();
     let packed = gzip(&whole);
     for (name, blobs, layers) in [
@@ -437,32 +443,34 @@ async fn lume_and_macos_vz_disks_are_pulled() {
         ("vz:1", vec![&packed], vec![vz(&whole, &packed)]),
     ] {
         let blobs: Vec<&[u8]> = blobs.into_iter().map(Vec::as_slice).chain([b"{}".as_slice()]).collect();
-        by_hand(&ours, name, &blobs, &image_of(layers)).await;
-        pull_disk(&reference(ours.address, name), &target, &options, quiet()).await.unwrap();
+        push_raw(&ours, name, &blobs, &image_of(layers)).await;
+        pull_disk(&reference(ours.address, name), &target, &options, no_progress()).await.unwrap();
         assert!(fs::read(&target).unwrap() == whole, "{name}");
         fs::remove_file(&target).unwrap();
     }
-    by_hand(&ours, "vz:lie", &[b"{}", &packed_a], &image_of(vec![vz(&b, &packed_a)])).await;
-    let lie = pull_disk(&reference(ours.address, "vz:lie"), &target, &options, quiet()).await.unwrap_err();
+    push_raw(&ours, "vz:lie", &[b"{}", &packed_a], &image_of(vec![vz(&b, &packed_a)])).await;
+    let lie =
+        pull_disk(&reference(ours.address, "vz:lie"), &target, &options, no_progress()).await.unwrap_err();
     assert!(matches!(lie, ImageError::Oci(OciError::Hostile { .. })), "{lie}");
-    by_hand(&ours, "vz:torn", &[b"{}", b"no gzip"], &image_of(vec![vz(&b, b"no gzip")])).await;
-    let torn = pull_disk(&reference(ours.address, "vz:torn"), &target, &options, quiet()).await.unwrap_err();
+    push_raw(&ours, "vz:torn", &[b"{}", b"no gzip"], &image_of(vec![vz(&b, b"no gzip")])).await;
+    let torn =
+        pull_disk(&reference(ours.address, "vz:torn"), &target, &options, no_progress()).await.unwrap_err();
     assert!(matches!(torn, ImageError::Oci(OciError::Hostile { .. })), "{torn}");
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left of what was refused");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn interrupted_pull_of_a_foreign_disk_resumes() {
-    let ours = ours().await;
+    let ours = start_registry().await;
     let dir = tempfile::tempdir().unwrap();
     let (target, partial, parts) =
         (dir.path().join("d.raw"), dir.path().join("d.raw.partial"), dir.path().join("d.raw.parts"));
     let options = options(Some(&ours.token));
     let (a, b, c) = (noise(1, 100_000), [vec![0; 70_000], noise(2, 70_000)].concat(), noise(3, 50_000));
-    let blobs = [stored(&a), stored(&b), stored(&c)];
+    let blobs = [lz4_stored(&a), lz4_stored(&b), lz4_stored(&c)];
     let layers = vec![tart_piece(&a, &blobs[0]), tart_piece(&b, &blobs[1]), tart_piece(&c, &blobs[2])];
     let all: Vec<&[u8]> = blobs.iter().map(Vec::as_slice).chain([b"{}".as_slice()]).collect();
-    by_hand(&ours, "tart:1", &all, &image_of(layers)).await;
+    push_raw(&ours, "tart:1", &all, &image_of(layers)).await;
     // State of an interrupted pull: the first part is in its place, the second one half written, the blob of the last one half
     // downloaded. The registry has none of these bytes any more.
     fs::write(&partial, [a.clone(), vec![7; 140_000]].concat()).unwrap();
@@ -472,13 +480,13 @@ async fn interrupted_pull_of_a_foreign_disk_resumes() {
     ours.damage(&blobs[0]);
     ours.damage(&blobs[2]);
     let name = reference(ours.address, "tart:1");
-    let pulled = pull_disk(&name, &target, &options, quiet()).await.unwrap();
+    let pulled = pull_disk(&name, &target, &options, no_progress()).await.unwrap();
     assert_eq!((pulled.chunks, pulled.moved), (3, 2), "the first piece was there");
     assert!(fs::read(&target).unwrap() == [a, b, c].concat(), "no byte of the earlier try shows through");
     let left: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(left, ["d.raw"]);
     fs::remove_file(&target).unwrap();
-    let damaged = pull_disk(&name, &target, &options, quiet()).await.unwrap_err();
+    let damaged = pull_disk(&name, &target, &options, no_progress()).await.unwrap_err();
     assert!(
         matches!(damaged, ImageError::Oci(OciError::DigestMismatch { .. })),
         "from the beginning it is wrong: {damaged}"
@@ -489,13 +497,13 @@ async fn interrupted_pull_of_a_foreign_disk_resumes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn disk_of_another_platform_is_found_in_an_index() {
     use serde_json::json;
-    let ours = ours().await;
+    let ours = start_registry().await;
     let dir = tempfile::tempdir().unwrap();
     let target = dir.path().join("back.raw");
     let raw = noise(4, 10_000);
-    let blob = stored(&raw);
+    let blob = lz4_stored(&raw);
     let image = image_of(vec![tart_piece(&raw, &blob)]);
-    by_hand(&ours, "mac:arm", &[b"{}", &blob], &image).await;
+    push_raw(&ours, "mac:arm", &[b"{}", &blob], &image).await;
     let of = |architecture: &str| {
         json!({"mediaType": "application/vnd.oci.image.manifest.v1+json",
             "digest": coracle_testkit::oci::digest(image.to_string().as_bytes()), "size": image.to_string().len(),
@@ -507,7 +515,7 @@ async fn disk_of_another_platform_is_found_in_an_index() {
     let put = reqwest::Client::new().put(url).bearer_auth(&ours.token).header("content-type", kind);
     assert_eq!(put.body(index.to_string()).send().await.unwrap().status(), 201);
     let options = options(Some(&ours.token));
-    pull_disk(&reference(ours.address, "mac:1"), &target, &options, quiet()).await.unwrap();
+    pull_disk(&reference(ours.address, "mac:1"), &target, &options, no_progress()).await.unwrap();
     assert!(fs::read(&target).unwrap() == raw);
 }
 
@@ -526,7 +534,7 @@ impl std::io::Write for Broken {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn interrupted_pull_of_a_cocoon_snapshot_resumes() {
-    let ours = ours().await;
+    let ours = start_registry().await;
     let dir = tempfile::tempdir().unwrap();
     let (spool, out) = (dir.path().join("pulls/web"), dir.path().join("web.tar"));
     let options = options(Some(&ours.token));
@@ -574,12 +582,12 @@ async fn snapshot(name: &Reference, base: &SnapshotBase, memory: &[u8], options:
     fs::write(&path, memory).unwrap();
     let files = [SnapshotFile { name: "memory".to_owned(), path }];
     let about = serde_json::json!({"vm": "web"});
-    push_snapshot(&files, &about, base, name, options, quiet()).await.unwrap().digest.to_string()
+    push_snapshot(&files, &about, base, name, options, no_progress()).await.unwrap().digest.to_string()
 }
 
 /// Asserts that snapshots are found from their image: in the registry's list of referrers, or without such a list by the
 /// referrers tag. Each snapshot is listed once, however often it is pushed.
-async fn listed_with_its_image(address: std::net::SocketAddr, options: &DiskOptions, list: &str) {
+async fn assert_referrers_listed(address: std::net::SocketAddr, options: &DiskOptions, list: &str) {
     let digest = Digest::of(b"the image that they were made from");
     let media_type = "application/vnd.oci.image.manifest.v1+json".to_owned();
     let manifest = Some(Descriptor { media_type, digest, size_bytes: 34 });
@@ -604,8 +612,8 @@ async fn listed_with_its_image(address: std::net::SocketAddr, options: &DiskOpti
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn snapshot_is_a_referrer_by_api() {
-    let ours = ours().await;
-    listed_with_its_image(ours.address, &options(Some(&ours.token)), "referrers/DIGEST").await;
+    let ours = start_registry().await;
+    assert_referrers_listed(ours.address, &options(Some(&ours.token)), "referrers/DIGEST").await;
     let tag = format!("http://{}/v2/vms/web/tags/list", ours.address);
     let tags: serde_json::Value = reqwest::get(tag).await.unwrap().json().await.unwrap();
     assert_eq!(
@@ -623,13 +631,13 @@ async fn snapshot_is_a_referrer_by_tag_schema() {
         "manifests/{}",
         Digest::of(b"the image that they were made from").to_string().replace(':', "-")
     );
-    listed_with_its_image(debian.address(), &options(None), &tag).await;
+    assert_referrers_listed(debian.address(), &options(None), &tag).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn parts_of_other_disks_of_the_host_are_not_fetched() {
     use serde_json::json;
-    let ours = ours().await;
+    let ours = start_registry().await;
     let dir = tempfile::tempdir().unwrap();
     let images = DiskImages::open(dir.path()).unwrap();
     images.prepare().unwrap();
@@ -638,7 +646,7 @@ async fn parts_of_other_disks_of_the_host_are_not_fetched() {
     let options = options(Some(&ours.token));
     let pull = async |name: &str| {
         let options = DiskOptions { local: Arc::new(images.local_parts()), ..options.clone() };
-        pull_disk(&reference(ours.address, name), &target, &options, quiet()).await.unwrap()
+        pull_disk(&reference(ours.address, name), &target, &options, no_progress()).await.unwrap()
     };
     let keep = |name: &str, report: &DiskReport| {
         let digest = report.digest.to_string();
@@ -647,7 +655,7 @@ async fn parts_of_other_disks_of_the_host_are_not_fetched() {
         images.keep_parts(&digest, &report.parts).unwrap();
         images.tag(&digest, &reference(ours.address, name), bytes, 0).unwrap();
     };
-    push_disk(&source, &reference(ours.address, "vms/base:1"), &options, quiet()).await.unwrap();
+    push_disk(&source, &reference(ours.address, "vms/base:1"), &options, no_progress()).await.unwrap();
     let base = pull("vms/base:1").await;
     assert_eq!((base.moved, base.parts.len()), (4, 4));
     keep("vms/base:1", &base);
@@ -655,7 +663,7 @@ async fn parts_of_other_disks_of_the_host_are_not_fetched() {
     // An image derived from the base has one different chunk.
     let file = File::options().write(true).open(&source).unwrap();
     file.write_all_at(b"derived", 4 * MIB + 5).unwrap();
-    push_disk(&source, &reference(ours.address, "vms/derived:1"), &options, quiet()).await.unwrap();
+    push_disk(&source, &reference(ours.address, "vms/derived:1"), &options, no_progress()).await.unwrap();
     let derived = pull("vms/derived:1").await;
     assert_eq!((derived.chunks, derived.moved), (4, 1));
     assert!(fs::read(&source).unwrap() == fs::read(&target).unwrap());
@@ -666,7 +674,7 @@ async fn parts_of_other_disks_of_the_host_are_not_fetched() {
     let digest = coracle_testkit::oci::digest;
     let (a, b, c) = (noise(1, 100_352), noise(2, 200_192), vec![0; 51_200]);
     let layer = |raw: &[u8]| {
-        let blob = stored(raw);
+        let blob = lz4_stored(raw);
         json!({"mediaType": "application/vnd.cirruslabs.tart.disk.v2", "digest": digest(&blob), "size": blob.len(), "annotations": {
             "org.cirruslabs.tart.uncompressed-size": raw.len().to_string(),
             "org.cirruslabs.tart.uncompressed-content-digest": digest(raw),
@@ -677,13 +685,13 @@ async fn parts_of_other_disks_of_the_host_are_not_fetched() {
         json!({"schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json", "layers": layers,
             "config": {"mediaType": "application/vnd.oci.image.config.v1+json", "digest": digest(b"{}"), "size": 2}})
     };
-    let blobs = [b"{}".to_vec(), stored(&a), stored(&b), stored(&c)];
+    let blobs = [b"{}".to_vec(), lz4_stored(&a), lz4_stored(&b), lz4_stored(&c)];
     let blobs: Vec<&[u8]> = blobs.iter().map(Vec::as_slice).collect();
-    by_hand(&ours, "tart:base", &blobs, &manifest(&[&a, &b])).await;
+    push_raw(&ours, "tart:base", &blobs, &manifest(&[&a, &b])).await;
     let base = pull("tart:base").await;
     assert_eq!(base.moved, 2);
     keep("tart:base", &base);
-    by_hand(&ours, "tart:derived", &blobs, &manifest(&[&c, &a, &b])).await;
+    push_raw(&ours, "tart:derived", &blobs, &manifest(&[&c, &a, &b])).await;
     let derived = pull("tart:derived").await;
     assert_eq!((derived.chunks, derived.moved), (3, 1), "the one that is new");
     assert!(fs::read(&target).unwrap() == [c, a, b].concat());

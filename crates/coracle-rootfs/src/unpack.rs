@@ -114,8 +114,8 @@ impl Names {
         let mut text = Vec::new();
         entry.read_to_end(&mut text)?;
         match kind {
-            EntryType::GNULongName => self.path = Some(until_nul(text)),
-            EntryType::GNULongLink => self.link = Some(until_nul(text)),
+            EntryType::GNULongName => self.path = Some(truncate_at_nul(text)),
+            EntryType::GNULongLink => self.link = Some(truncate_at_nul(text)),
             EntryType::XHeader => {
                 for record in tar::PaxExtensions::new(&text) {
                     let record = record?;
@@ -139,7 +139,7 @@ impl Names {
     }
 }
 
-fn until_nul(mut text: Vec<u8>) -> Vec<u8> {
+fn truncate_at_nul(mut text: Vec<u8>) -> Vec<u8> {
     let end = text.iter().position(|b| *b == 0).unwrap_or(text.len());
     text.truncate(end);
     text
@@ -161,7 +161,7 @@ impl Unpacker<'_> {
         name: &Path,
         link: Option<&Path>,
     ) -> io::Result<()> {
-        let relative = inside(name)?;
+        let relative = relative_name(name)?;
         self.leave(Some(&relative));
         self.done.entries = self.done.entries.saturating_add(1);
         let kind = entry.header().entry_type();
@@ -179,10 +179,10 @@ impl Unpacker<'_> {
                     link.filter(|l| l.as_os_str().len() <= PATH_MAX).ok_or(io::ErrorKind::InvalidInput)?;
                 remove(parent.as_fd(), leaf)?;
                 rustix::fs::symlinkat(to, &parent, leaf)?;
-                attributes.to_link(parent.as_fd(), leaf)
+                attributes.apply_to_link(parent.as_fd(), leaf)
             }
             EntryType::Link => {
-                let to = inside(link.ok_or(io::ErrorKind::InvalidInput)?)?;
+                let to = relative_name(link.ok_or(io::ErrorKind::InvalidInput)?)?;
                 let to = self.root.resolve(&self.base.join(to), OFlags::PATH | OFlags::NOFOLLOW)?;
                 remove(parent.as_fd(), leaf)?;
                 Ok(rustix::fs::linkat(&to, "", &parent, leaf, AtFlags::EMPTY_PATH)?)
@@ -212,7 +212,7 @@ impl Unpacker<'_> {
             Err(Errno::EXIST) => self.root.resolve(&self.base.join(relative), flags)?,
             Err(e) => return Err(e.into()),
         };
-        attributes.to_open(dir.as_fd())?;
+        attributes.apply_to_fd(dir.as_fd())?;
         if self.open.len() < DEPTH_MAX {
             self.open.push((relative.to_owned(), dir, attributes.times()));
         }
@@ -238,7 +238,7 @@ impl Unpacker<'_> {
             left = left.saturating_sub(n);
             self.done.bytes = self.done.bytes.saturating_add(n);
         }
-        attributes.to_open(file.as_fd())?;
+        attributes.apply_to_fd(file.as_fd())?;
         Ok(rustix::fs::futimens(&file, &attributes.times())?)
     }
 
@@ -268,11 +268,11 @@ fn special(
     remove(parent, leaf)?;
     rustix::fs::mknodat(parent, leaf, kind, attributes.mode, device)?;
     rustix::fs::chmodat(parent, leaf, attributes.mode, AtFlags::empty())?;
-    attributes.to_link(parent, leaf)
+    attributes.apply_to_link(parent, leaf)
 }
 
 /// Returns `name` without leading slashes and dots. A name with `..` is refused.
-fn inside(name: &Path) -> io::Result<PathBuf> {
+fn relative_name(name: &Path) -> io::Result<PathBuf> {
     if name.as_os_str().len() > PATH_MAX || name.as_os_str().as_bytes().contains(&0) {
         return Err(io::ErrorKind::InvalidInput.into());
     }
@@ -315,12 +315,12 @@ impl Attributes {
     }
 
     /// Sets the owner first, because changing it clears the set-uid bit.
-    fn to_open(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+    fn apply_to_fd(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
         rustix::fs::fchown(fd, Some(self.uid), Some(self.gid))?;
         Ok(rustix::fs::fchmod(fd, self.mode)?)
     }
 
-    fn to_link(&self, parent: BorrowedFd<'_>, leaf: &OsStr) -> io::Result<()> {
+    fn apply_to_link(&self, parent: BorrowedFd<'_>, leaf: &OsStr) -> io::Result<()> {
         rustix::fs::chownat(parent, leaf, Some(self.uid), Some(self.gid), AtFlags::SYMLINK_NOFOLLOW)?;
         Ok(rustix::fs::utimensat(parent, leaf, &self.times(), AtFlags::SYMLINK_NOFOLLOW)?)
     }

@@ -112,13 +112,13 @@ impl SharedDirServer {
         let mut args = request.args;
         let (GetxattrIn { size, .. }, name) = (args.take()?, args.text()?);
         args.end()?;
-        let (name, file) = (user_name(name)?, self.attributed(request.node)?);
+        let (name, file) = (user_name(name)?, self.find_attributable(request.node)?);
         let mut value = vec![0; XATTR_MAX];
         let len = match file {
             Some(file) => getxattr(tree::proc_path(&file), name, value.as_mut_slice())?,
             None => return Err(Errno::NODATA),
         };
-        sized(&value[..len], size)
+        sized_reply(&value[..len], size)
     }
 
     pub(super) fn listxattr(&self, request: Request<'_>) -> Result<Body, Errno> {
@@ -126,7 +126,7 @@ impl SharedDirServer {
         let GetxattrIn { size, .. } = args.take()?;
         args.end()?;
         let mut names = vec![0; XATTR_MAX];
-        let len = match self.attributed(request.node)? {
+        let len = match self.find_attributable(request.node)? {
             Some(file) => match listxattr(tree::proc_path(&file), names.as_mut_slice()) {
                 Err(Errno::OPNOTSUPP) => 0,
                 result => result?,
@@ -135,7 +135,7 @@ impl SharedDirServer {
         };
         let own =
             names[..len].split_inclusive(|byte| *byte == 0).filter(|name| name.starts_with(XATTR_PREFIX));
-        sized(&own.flatten().copied().collect::<Vec<u8>>(), size)
+        sized_reply(&own.flatten().copied().collect::<Vec<u8>>(), size)
     }
 
     pub(super) fn setxattr(&self, request: Request<'_>) -> Result<Body, Errno> {
@@ -149,7 +149,7 @@ impl SharedDirServer {
             return Err(Errno::TOOBIG);
         }
         if !request.repeated {
-            let file = self.attributed(request.node)?.ok_or(Errno::PERM)?;
+            let file = self.find_attributable(request.node)?.ok_or(Errno::PERM)?;
             setxattr(tree::proc_path(&file), name, value, XattrFlags::from_bits_retain(flags))?;
             self.settle(request.node, file)?;
             self.table().commit(&[Change::Done { unique: request.unique }]);
@@ -163,7 +163,7 @@ impl SharedDirServer {
         args.end()?;
         let name = user_name(name)?;
         if !request.repeated {
-            let file = self.attributed(request.node)?.ok_or(Errno::PERM)?;
+            let file = self.find_attributable(request.node)?.ok_or(Errno::PERM)?;
             removexattr(tree::proc_path(&file), name)?;
             self.settle(request.node, file)?;
             self.table().commit(&[Change::Done { unique: request.unique }]);
@@ -188,7 +188,7 @@ impl SharedDirServer {
     }
 
     /// Returns the file if its type can have `user.*` attributes.
-    fn attributed(&self, node: u64) -> Result<Option<FoundNode<'_>>, Errno> {
+    fn find_attributable(&self, node: u64) -> Result<Option<FoundNode<'_>>, Errno> {
         let file = self.find(node)?;
         let kind = tree::kind(&tree::stat(&file)?);
         Ok(matches!(kind, FileType::RegularFile | FileType::Directory).then_some(file))
@@ -204,7 +204,7 @@ fn user_name(name: &CStr) -> Result<&CStr, Errno> {
 }
 
 /// Reply with a value of at most `size` bytes, or with its length if `size` is 0.
-fn sized(value: &[u8], size: u32) -> Result<Body, Errno> {
+fn sized_reply(value: &[u8], size: u32) -> Result<Body, Errno> {
     let len = u32::try_from(value.len()).map_err(|_| Errno::TOOBIG)?;
     if size == 0 {
         return Ok(Body::of(&GetxattrOut { size: len, pad: 0 }));

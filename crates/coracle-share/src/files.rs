@@ -31,7 +31,7 @@ impl SharedDirServer {
         if changes {
             self.may_change(request.node)?;
         }
-        self.handles.room()?;
+        self.handles.check_room()?;
         let file = tree::reopen(self.find(request.node)?, Self::open_flags(how, flags), false)?;
         if changes || asked.open_flags & OPEN_KILL_SET_ID != 0 && self.may_change(request.node).is_ok() {
             self.strip(&file)?;

@@ -119,8 +119,8 @@ impl Handles {
     }
 
     /// Fails with ENFILE when no handle can be added. Callers check this before they make a file.
-    pub(super) fn room(&self) -> Result<(), Errno> {
-        if self.locked().len() < HANDLES_MAX { Ok(()) } else { Err(Errno::NFILE) }
+    pub(super) fn check_room(&self) -> Result<(), Errno> {
+        if self.lock().len() < HANDLES_MAX { Ok(()) } else { Err(Errno::NFILE) }
     }
 
     /// Returns the handle. If an earlier process gave out the number, the file is opened again by `reopen`.
@@ -133,7 +133,7 @@ impl Handles {
         node: u64,
         reopen: impl FnOnce(OpenMode) -> Result<OwnedFd, Errno>,
     ) -> Result<Arc<Handle>, Errno> {
-        if let Some(handle) = self.locked().get(&fh) {
+        if let Some(handle) = self.lock().get(&fh) {
             return if handle.node == node { Ok(Arc::clone(handle)) } else { Err(Errno::BADF) };
         }
         let before = 1..self.epoch >> EPOCH_SHIFT;
@@ -144,21 +144,21 @@ impl Handles {
 
     /// Returns any handle on the node: a file without a name still exists while it is held open.
     pub(super) fn of_node(&self, node: u64) -> Option<Arc<Handle>> {
-        self.locked().values().find(|handle| handle.node == node).cloned()
+        self.lock().values().find(|handle| handle.node == node).cloned()
     }
 
     pub(super) fn close(&self, fh: u64) {
-        let closed = self.locked().remove(&fh);
+        let closed = self.lock().remove(&fh);
         drop(closed); // after the lock: closing can write
     }
 
     pub(super) fn clear(&self) {
-        let closed = std::mem::take(&mut *self.locked());
+        let closed = std::mem::take(&mut *self.lock());
         drop(closed);
     }
 
     fn keep(&self, fh: u64, node: u64, file: OwnedFd, how: OpenMode) -> Result<Arc<Handle>, Errno> {
-        let mut open = self.locked();
+        let mut open = self.lock();
         if open.len() >= HANDLES_MAX && !open.contains_key(&fh) {
             return Err(Errno::NFILE);
         }
@@ -168,7 +168,7 @@ impl Handles {
         if kept.node == node { Ok(Arc::clone(kept)) } else { Err(Errno::BADF) }
     }
 
-    fn locked(&self) -> MutexGuard<'_, HashMap<u64, Arc<Handle>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Arc<Handle>>> {
         self.open.lock()
     }
 }

@@ -20,7 +20,7 @@ impl SharedDirServer {
         let mut args = request.args;
         let _: OpenIn = args.take()?;
         args.end()?;
-        self.handles.room()?;
+        self.handles.check_room()?;
         let directory = tree::reopen(self.find(request.node)?, OpenMode::Directory.flags(), true)?;
         let fh = self.handles.add(request.node, directory, OpenMode::Directory)?;
         Ok(Body::of(&OpenOut { fh, ..OpenOut::default() }))

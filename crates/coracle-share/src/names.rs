@@ -83,7 +83,7 @@ impl SharedDirServer {
         args.end()?;
         let flags = OFlags::from_bits_retain(asked.flags);
         let how = OpenMode::of_flags(flags)?;
-        self.handles.room()?;
+        self.handles.check_room()?;
         let dir = self.find(request.node)?;
         let maker = Maker { uid: request.uid, gid: request.gid, mode: asked.mode };
         let exclusive = flags.contains(OFlags::EXCL) && !request.repeated;
@@ -144,7 +144,7 @@ impl SharedDirServer {
             let exchange = flags.contains(RenameFlags::EXCHANGE);
             let mut table = self.table();
             let (from, to) = ((request.node, from.as_bytes()), (new_dir, to.as_bytes()));
-            let mut changes = table.nodes().renamed(from, to, exchange);
+            let mut changes = table.nodes().rename_changes(from, to, exchange);
             changes.push(Change::Done { unique: request.unique });
             table.commit(&changes);
         }

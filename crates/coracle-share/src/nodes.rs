@@ -124,7 +124,7 @@ impl Nodes {
         ident: Ident,
         directory: bool,
     ) -> Option<(u64, Vec<Change>)> {
-        self.knows(parent).then_some(())?;
+        self.contains(parent).then_some(())?;
         let mut changes = Vec::new();
         let id = match self.by_ident.get(&ident) {
             Some(id) => *id,
@@ -146,7 +146,7 @@ impl Nodes {
     }
 
     /// Changes for a rename that was carried out. The target's name is lost; with `exchange` it moves to the source.
-    pub(super) fn renamed(&self, from: (u64, &[u8]), to: (u64, &[u8]), exchange: bool) -> Vec<Change> {
+    pub(super) fn rename_changes(&self, from: (u64, &[u8]), to: (u64, &[u8]), exchange: bool) -> Vec<Change> {
         let [source, target] = [from, to].map(|(parent, name)| (parent, FileName::from(name)));
         if source == target {
             return Vec::new();
@@ -178,7 +178,7 @@ impl Nodes {
         self.by_name.get(&(parent, FileName::from(name))).copied()
     }
 
-    pub(super) fn knows(&self, id: u64) -> bool {
+    pub(super) fn contains(&self, id: u64) -> bool {
         id == ROOT || self.nodes.contains_key(&id)
     }
 
@@ -261,7 +261,7 @@ impl Nodes {
     }
 
     fn insert(&mut self, id: u64, ident: Ident, directory: bool) {
-        if self.knows(id) || self.by_ident.contains_key(&ident) {
+        if self.contains(id) || self.by_ident.contains_key(&ident) {
             return;
         }
         self.nodes.insert(id, Node { ident, directory, names: Vec::new(), lookups: 0, children: 0 });
@@ -270,12 +270,12 @@ impl Nodes {
     }
 
     fn attach(&mut self, id: u64, parent: u64, name: &FileName) {
-        if id == parent || !self.knows(parent) || !self.nodes.contains_key(&id) {
+        if id == parent || !self.contains(parent) || !self.nodes.contains_key(&id) {
             return;
         }
         // Held meanwhile, because an id without any other name would be swept.
-        self.hold(id, true);
-        self.hold(parent, true);
+        self.adjust_children(id, true);
+        self.adjust_children(parent, true);
         self.detach(parent, name);
         let node = &self.nodes[&id];
         let most = match node.directory {
@@ -292,9 +292,9 @@ impl Nodes {
         if let Some(node) = self.nodes.get_mut(&id) {
             node.names.push((parent, name.clone()));
         }
-        self.hold(parent, true); // for the name, until it is detached
-        self.hold(id, false);
-        self.hold(parent, false);
+        self.adjust_children(parent, true); // for the name, until it is detached
+        self.adjust_children(id, false);
+        self.adjust_children(parent, false);
     }
 
     fn detach(&mut self, parent: u64, name: &FileName) {
@@ -302,12 +302,12 @@ impl Nodes {
         if let Some(node) = self.nodes.get_mut(&id) {
             node.names.retain(|(p, n)| (*p, n) != (parent, name));
         }
-        self.hold(parent, false);
+        self.adjust_children(parent, false);
         self.sweep(parent);
         self.sweep(id);
     }
 
-    fn hold(&mut self, id: u64, more: bool) {
+    fn adjust_children(&mut self, id: u64, more: bool) {
         if let Some(node) = self.nodes.get_mut(&id) {
             node.children = if more { node.children + 1 } else { node.children.saturating_sub(1) };
         }
@@ -324,7 +324,7 @@ impl Nodes {
             self.by_ident.remove(&node.ident);
             for (parent, name) in node.names {
                 self.by_name.remove(&(parent, name));
-                self.hold(parent, false);
+                self.adjust_children(parent, false);
                 idle.push(parent);
             }
         }

@@ -119,7 +119,7 @@ impl SharedDirServer {
             let op = op.ok_or(Errno::NOSYS)?;
             // An operation on a handle was permitted when the handle was opened for writing; the source of a copy may be
             // read-only.
-            let was_allowed = op.goes_by_handle() && self.fixed_mount.is_some();
+            let was_allowed = op.uses_handle() && self.fixed_mount.is_some();
             if op.changes() && !was_allowed {
                 self.may_change(header.node)?;
             }
@@ -221,7 +221,8 @@ impl SharedDirServer {
             }
         }
         let mut table = self.table();
-        forgotten.retain(|change| matches!(change, Change::Forgotten { id, .. } if table.nodes().knows(*id)));
+        forgotten
+            .retain(|change| matches!(change, Change::Forgotten { id, .. } if table.nodes().contains(*id)));
         table.commit(&forgotten);
         Ok(())
     }

@@ -60,16 +60,16 @@ impl World {
     /// Sends a request with these arguments concatenated, as root.
     fn ask(&mut self, op: Op, node: u64, arguments: &[&[u8]]) -> Result<Vec<u8>, Errno> {
         self.unique += 2;
-        self.again(op, node, arguments)
+        self.resend(op, node, arguments)
     }
 
     /// Sends the request with the number of the previous one.
-    fn again(&self, op: Op, node: u64, arguments: &[&[u8]]) -> Result<Vec<u8>, Errno> {
+    fn resend(&self, op: Op, node: u64, arguments: &[&[u8]]) -> Result<Vec<u8>, Errno> {
         result(&self.server.answer(&message(op as u32, self.unique, node, arguments)).unwrap(), self.unique)
     }
 
     fn lookup(&mut self, parent: u64, name: &str) -> Result<EntryOut, Errno> {
-        self.ask(Op::Lookup, parent, &[name.as_bytes(), b"\0"]).map(|body| parsed(&body))
+        self.ask(Op::Lookup, parent, &[name.as_bytes(), b"\0"]).map(|body| parse_body(&body))
     }
 
     /// Node id of a path beneath the root.
@@ -79,7 +79,7 @@ impl World {
 
     fn open(&mut self, node: u64, flags: u32) -> Result<u64, Errno> {
         let asked = OpenIn { flags, open_flags: 0 };
-        self.ask(Op::Open, node, &[asked.as_bytes()]).map(|body| parsed::<OpenOut>(&body).fh)
+        self.ask(Op::Open, node, &[asked.as_bytes()]).map(|body| parse_body::<OpenOut>(&body).fh)
     }
 }
 
@@ -107,6 +107,6 @@ fn result(reply: &[u8], unique: u64) -> Result<Vec<u8>, Errno> {
     }
 }
 
-fn parsed<T: FromBytes + Immutable>(body: &[u8]) -> T {
+fn parse_body<T: FromBytes + Immutable>(body: &[u8]) -> T {
     T::read_from_prefix(body).unwrap().0
 }

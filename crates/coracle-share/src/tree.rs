@@ -22,7 +22,7 @@ const SET_ID: u32 = 0o6000;
 const PERMISSIONS: u32 = 0o7777;
 const FORMAT: u32 = 0o170_000;
 
-fn beneath() -> ResolveFlags {
+fn beneath_flags() -> ResolveFlags {
     ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS
 }
 
@@ -60,7 +60,13 @@ fn private_copy(root: &OwnedFd) -> Result<OwnedFd, Errno> {
 
 /// Opens a handle (O_PATH) of this name in `dir`; a symbolic link is not followed.
 pub(super) fn child(dir: impl AsFd, name: Name<'_>) -> Result<OwnedFd, Errno> {
-    openat2(dir, name.as_c_str(), OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty(), beneath())
+    openat2(
+        dir,
+        name.as_c_str(),
+        OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+        beneath_flags(),
+    )
 }
 
 /// Opens a handle (O_PATH) of a path beneath `root`.
@@ -71,7 +77,7 @@ pub(super) fn walk(root: BorrowedFd<'_>, path: &[u8]) -> Result<OwnedFd, Errno> 
         let (part, after) = split(rest);
         let from = at.as_ref().map_or(root, AsFd::as_fd);
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let next = openat2(from, part, flags, Mode::empty(), beneath())?;
+        let next = openat2(from, part, flags, Mode::empty(), beneath_flags())?;
         if after.is_empty() {
             return Ok(next);
         }
@@ -91,7 +97,7 @@ fn split(path: &[u8]) -> (&[u8], &[u8]) {
 /// Makes a plain file, open for `access`. [`adopt`] sets its owner and mode: until then no other user may read it.
 pub(super) fn make_file(dir: impl AsFd, name: Name<'_>, access: OFlags) -> Result<OwnedFd, Errno> {
     let flags = access | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    openat2(dir, name.as_c_str(), flags, Mode::RUSR | Mode::WUSR, beneath())
+    openat2(dir, name.as_c_str(), flags, Mode::RUSR | Mode::WUSR, beneath_flags())
 }
 
 /// Opens the content of a handle.

@@ -159,7 +159,7 @@ operations! {
 
 impl Op {
     /// Whether the operation names a file that was opened for writing.
-    pub(super) fn goes_by_handle(self) -> bool {
+    pub(super) fn uses_handle(self) -> bool {
         matches!(self, Self::Write | Self::Fallocate | Self::CopyFileRange)
     }
 }

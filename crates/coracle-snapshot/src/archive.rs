@@ -99,49 +99,62 @@ pub fn read(input: impl Read, part: &Part) -> io::Result<SnapshotInfo> {
     let mut entries = archive.entries()?.raw(true);
     let mut text = Vec::new();
     next(&mut entries, HEAD)?.take(MANIFEST_MAX * 16).read_to_end(&mut text)?;
-    let head: Head = serde_json::from_slice(&text).map_err(|e| refused(format!("{HEAD} is none: {e}")))?;
+    let head: Head =
+        serde_json::from_slice(&text).map_err(|e| invalid_archive(format!("{HEAD} is none: {e}")))?;
     check(&head)?;
     let memory = next(&mut entries, MEMORY)?;
     let whole = [(0, head.snapshot.memory_bytes)];
-    take(memory, &part.dir().join(MEMORY_FILE), head.snapshot.memory_bytes, &whole, &head.memory_sha256)?;
+    extract_entry(
+        memory,
+        &part.dir().join(MEMORY_FILE),
+        head.snapshot.memory_bytes,
+        &whole,
+        &head.memory_sha256,
+    )?;
     let disk = next(&mut entries, DISK)?;
-    take(disk, &part.dir().join(DISK_FILE), head.disk_length, &head.extents, &head.disk_sha256)?;
+    extract_entry(disk, &part.dir().join(DISK_FILE), head.disk_length, &head.extents, &head.disk_sha256)?;
     if entries.next().is_some() {
-        return Err(refused("there is more in it than a snapshot".to_owned()));
+        return Err(invalid_archive("there is more in it than a snapshot".to_owned()));
     }
     // The author of the archive does not decide on access on this node.
     Ok(SnapshotInfo { name: part.name().clone(), ..head.snapshot.without_access() })
 }
 
-pub(crate) fn refused(why: String) -> io::Error {
+pub(crate) fn invalid_archive(why: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
 /// Returns the next entry, which must be a plain file of this name.
 fn next<'a, R: Read>(entries: &mut tar::Entries<'a, R>, name: &str) -> io::Result<tar::Entry<'a, R>> {
-    let entry = entries.next().ok_or_else(|| refused(format!("it ends before {name}")))?;
-    let entry = entry.map_err(|e| refused(format!("it is cut off or damaged before {name}: {e}")))?;
+    let entry = entries.next().ok_or_else(|| invalid_archive(format!("it ends before {name}")))?;
+    let entry = entry.map_err(|e| invalid_archive(format!("it is cut off or damaged before {name}: {e}")))?;
     let plain = entry.header().entry_type() == tar::EntryType::Regular;
     if plain && &*entry.path_bytes() == name.as_bytes() {
         return Ok(entry);
     }
-    Err(refused(format!("{:?} stands where {name} must", String::from_utf8_lossy(&entry.path_bytes()))))
+    Err(invalid_archive(format!(
+        "{:?} stands where {name} must",
+        String::from_utf8_lossy(&entry.path_bytes())
+    )))
 }
 
 /// Checks all values of the head that determine sizes.
 fn check(head: &Head) -> io::Result<()> {
     let info = &head.snapshot;
     if head.format != FORMAT {
-        return Err(refused(format!("it is of format {}, and this version reads {FORMAT}", head.format)));
+        return Err(invalid_archive(format!(
+            "it is of format {}, and this version reads {FORMAT}",
+            head.format
+        )));
     }
     check_sizes(info, head.disk_length)?;
     if head.extents.len() > EXTENTS_MAX {
-        return Err(refused("its disk is in too many pieces".to_owned()));
+        return Err(invalid_archive("its disk is in too many pieces".to_owned()));
     }
     let mut end = 0;
     for (offset, length) in &head.extents {
         let next = offset.checked_add(*length).filter(|next| *offset >= end && *next <= head.disk_length);
-        end = next.ok_or_else(|| refused("a piece of its disk lies outside of it".to_owned()))?;
+        end = next.ok_or_else(|| invalid_archive("a piece of its disk lies outside of it".to_owned()))?;
     }
     Ok(())
 }
@@ -149,22 +162,26 @@ fn check(head: &Head) -> io::Result<()> {
 /// Checks the manifest of a foreign snapshot against the sizes of memory and disk, `disk_length` bytes.
 pub(crate) fn check_sizes(info: &SnapshotInfo, disk_length: u64) -> io::Result<()> {
     if info.schema > SCHEMA {
-        return Err(refused(format!(
+        return Err(invalid_archive(format!(
             "its manifest is of schema {}, and this version reads {SCHEMA}",
             info.schema
         )));
     }
     if info.size_class.is_some_and(|class| class != SizeClass::of(info.vcpus, info.memory)) {
-        return Err(refused("its machine is of another size class than its VM".to_owned()));
+        return Err(invalid_archive("its machine is of another size class than its VM".to_owned()));
     }
     check_slots(info)?;
     let memory = info.size_class.map_or(info.memory, |class| class.memory);
     let memory_max = memory.bytes().saturating_add(DEVICES_MAX);
     if info.memory_bytes > memory_max {
-        return Err(refused(format!("{} bytes are no memory of {} MiB", info.memory_bytes, memory.get())));
+        return Err(invalid_archive(format!(
+            "{} bytes are no memory of {} MiB",
+            info.memory_bytes,
+            memory.get()
+        )));
     }
     if info.disk_mib.checked_mul(1 << 20) != Some(disk_length) {
-        return Err(refused(format!("{disk_length} bytes are no disk of {} MiB", info.disk_mib)));
+        return Err(invalid_archive(format!("{disk_length} bytes are no disk of {} MiB", info.disk_mib)));
     }
     Ok(())
 }
@@ -178,14 +195,14 @@ fn check_slots(info: &SnapshotInfo) -> io::Result<()> {
     let mut taken = HashSet::from([0]);
     for slot in disks.chain(info.images.iter().map(|image| image.slot)) {
         if !Slots::default().is_read_only(slot) || !taken.insert(slot) {
-            return Err(refused(format!("slot {slot} is not free for one of its disks")));
+            return Err(invalid_archive(format!("slot {slot} is not free for one of its disks")));
         }
     }
     Ok(())
 }
 
 /// Writes the extents of an entry to a new file of `length` bytes.
-fn take(
+fn extract_entry(
     mut entry: impl Read,
     to: &Path,
     length: u64,
@@ -203,10 +220,11 @@ fn take(
         while done < *length {
             let want = usize::try_from(length - done).unwrap_or(CHUNK).min(CHUNK);
             let piece = buffer.get_mut(..want).unwrap_or_default();
-            let read =
-                entry.read(piece).map_err(|e| refused(format!("{name} is cut off or damaged: {e}")))?;
+            let read = entry
+                .read(piece)
+                .map_err(|e| invalid_archive(format!("{name} is cut off or damaged: {e}")))?;
             if read == 0 {
-                return Err(refused(format!("{name} is shorter than it says")));
+                return Err(invalid_archive(format!("{name} is shorter than it says")));
             }
             let piece = piece.get(..read).unwrap_or_default();
             digest.update(piece);
@@ -215,10 +233,10 @@ fn take(
         }
     }
     if entry.read(&mut buffer)? != 0 {
-        return Err(refused(format!("{name} is longer than it says")));
+        return Err(invalid_archive(format!("{name} is longer than it says")));
     }
     if hex(digest) != sha256 {
-        return Err(refused(format!("{name} has not the digest that it should have")));
+        return Err(invalid_archive(format!("{name} has not the digest that it should have")));
     }
     file.sync_all()
 }
@@ -293,7 +311,7 @@ mod tests {
     use crate::tests::fill;
 
     /// Returns a host with a snapshot whose disk has holes, and its archive.
-    fn exported() -> (tempfile::TempDir, SnapshotStore, Vec<u8>) {
+    fn export_archive() -> (tempfile::TempDir, SnapshotStore, Vec<u8>) {
         let state = tempfile::tempdir().unwrap();
         let store = SnapshotStore::open(state.path(), coracle_types::UnixMillis(0)).unwrap();
         let info = fill(&store, "first");
@@ -313,7 +331,10 @@ mod tests {
     }
 
     /// Returns the archive with changed entries: name, type, content.
-    fn rewritten(archive: &[u8], change: impl Fn(&mut Vec<(String, tar::EntryType, Vec<u8>)>)) -> Vec<u8> {
+    fn rewrite_archive(
+        archive: &[u8],
+        change: impl Fn(&mut Vec<(String, tar::EntryType, Vec<u8>)>),
+    ) -> Vec<u8> {
         let mut entries = Vec::new();
         for entry in tar::Archive::new(zstd::Decoder::new(archive).unwrap()).entries().unwrap() {
             let mut entry = entry.unwrap();
@@ -336,7 +357,10 @@ mod tests {
         out.into_inner().unwrap().finish().unwrap()
     }
 
-    fn head(entries: &mut [(String, tar::EntryType, Vec<u8>)], change: impl Fn(&mut serde_json::Value)) {
+    fn change_head(
+        entries: &mut [(String, tar::EntryType, Vec<u8>)],
+        change: impl Fn(&mut serde_json::Value),
+    ) {
         let mut value = serde_json::from_slice(&entries[0].2).unwrap();
         change(&mut value);
         entries[0].2 = serde_json::to_vec(&value).unwrap();
@@ -344,20 +368,20 @@ mod tests {
 
     #[test]
     fn import_ignores_owner_and_grants_of_the_archive() {
-        let (_state, store, archive) = exported();
+        let (_state, store, archive) = export_archive();
         let grant = |entries: &mut Vec<(String, tar::EntryType, Vec<u8>)>| {
-            head(entries, |head| {
+            change_head(entries, |head| {
                 head["snapshot"]["sharedWith"] = serde_json::json!(["team"]);
                 head["snapshot"]["owner"] = serde_json::json!({"namespace": "team", "uid": "u-1"});
             });
         };
-        let info = import(&store, &rewritten(&archive, grant)).unwrap();
+        let info = import(&store, &rewrite_archive(&archive, grant)).unwrap();
         assert_eq!((info.owner, info.shared_with), (coracle_record::Owner::default(), [].into()));
     }
 
     #[test]
     fn archive_round_trip_keeps_content_and_holes() {
-        let (_state, store, archive) = exported();
+        let (_state, store, archive) = export_archive();
         assert!(archive.len() < 1 << 20, "holes take no room: {}", archive.len());
         let info = import(&store, &archive).unwrap();
         let first = store.get(&"first".parse().unwrap()).unwrap().unwrap();
@@ -374,7 +398,7 @@ mod tests {
     #[test]
     fn tampered_archive_is_refused_and_leaves_nothing() {
         use tar::EntryType;
-        let (state, store, archive) = exported();
+        let (state, store, archive) = export_archive();
         type Entries = Vec<(String, EntryType, Vec<u8>)>;
         type Change = fn(&mut Entries);
         let changes: [(&str, Change); 14] = [
@@ -390,14 +414,16 @@ mod tests {
             ("another byte of the disk", |e| e[2].2[0] ^= 1),
             ("more memory", |e| e[1].2.push(0)),
             ("less memory", |e| e[1].2.truncate(5)),
-            ("an extent outside", |e| head(e, |h| h["extents"][0][0] = (1u64 << 40).into())),
-            ("memory without end", |e| head(e, |h| h["snapshot"]["memoryBytes"] = (1u64 << 50).into())),
+            ("an extent outside", |e| change_head(e, |h| h["extents"][0][0] = (1u64 << 40).into())),
+            ("memory without end", |e| {
+                change_head(e, |h| h["snapshot"]["memoryBytes"] = (1u64 << 50).into())
+            }),
         ];
         for (why, change) in changes {
-            let error = import(&store, &rewritten(&archive, change)).unwrap_err();
+            let error = import(&store, &rewrite_archive(&archive, change)).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{why}: {error}");
         }
-        let newer = rewritten(&archive, |e| head(e, |h| h["format"] = 9.into()));
+        let newer = rewrite_archive(&archive, |e| change_head(e, |h| h["format"] = 9.into()));
         assert!(import(&store, &newer).unwrap_err().to_string().contains("format 9"));
         for (why, bytes) in [("nothing", 0), ("a beginning", 40), ("all but the end", archive.len() - 40)] {
             assert!(import(&store, &archive[..bytes]).is_err(), "{why}");
@@ -409,7 +435,7 @@ mod tests {
 
     #[test]
     fn oversize_tar_name_is_refused_by_header() {
-        let (_state, store, _) = exported();
+        let (_state, store, _) = export_archive();
         for kind in [b'L', b'K', b'x', b'g'] {
             let mut header = tar::Header::new_gnu();
             header.set_entry_type(tar::EntryType::new(kind));
@@ -427,7 +453,7 @@ mod tests {
         /// Imports damaged archives. A refused archive leaves nothing; an accepted one is not larger than declared.
         #[test]
         fn damaged_archive_never_panics_and_leaves_nothing(draws in prop::collection::vec(any::<(u8, usize, u64)>(), 1..4), outside in any::<bool>()) {
-            let (state, store, archive) = exported();
+            let (state, store, archive) = export_archive();
             let mut spoiled = zstd::decode_all(archive.as_slice()).unwrap();
             spoil(&mut spoiled, &draws);
             let mut spoiled = zstd::encode_all(spoiled.as_slice(), LEVEL).unwrap();

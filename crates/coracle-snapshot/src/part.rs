@@ -132,14 +132,14 @@ mod tests {
     use super::*;
     use crate::tests::{fill, info};
 
-    fn hidden(store: &SnapshotStore) -> Vec<String> {
+    fn hidden_entries(store: &SnapshotStore) -> Vec<String> {
         let entries = std::fs::read_dir(&store.dir).unwrap();
         let names = entries.map(|e| e.unwrap().file_name().into_string().unwrap());
         names.filter(|name| name.starts_with('.')).collect()
     }
 
     /// Simulates a pull that got a file and was interrupted.
-    fn cut(store: &SnapshotStore, name: &str) {
+    fn interrupt_pull(store: &SnapshotStore, name: &str) {
         let part = store.begin_pull(name.parse().unwrap()).unwrap();
         std::fs::create_dir_all(part.dir()).unwrap();
         std::fs::write(part.dir().join("memory"), "memory").unwrap();
@@ -149,32 +149,32 @@ mod tests {
     fn partial_pull_stays_until_completed_or_superseded() {
         let state = tempfile::tempdir().unwrap();
         let store = SnapshotStore::open(state.path(), UnixMillis(0)).unwrap();
-        cut(&store, "one");
-        assert_eq!((hidden(&store), store.list().unwrap()), (vec![".pull-one".to_owned()], vec![]));
+        interrupt_pull(&store, "one");
+        assert_eq!((hidden_entries(&store), store.list().unwrap()), (vec![".pull-one".to_owned()], vec![]));
         let again = store.begin_pull("one".parse().unwrap()).unwrap();
         assert!(store.begin("one".parse().unwrap()).is_none(), "the name is taken meanwhile");
         assert!(!store.remove(again.name()).unwrap(), "a snapshot that is being written cannot be removed");
         again.seal(&info("one")).unwrap();
         assert_eq!(std::fs::read(store.memory_of(&"one".parse().unwrap())).unwrap(), b"memory");
-        assert!(hidden(&store).is_empty());
+        assert!(hidden_entries(&store).is_empty());
 
-        cut(&store, "wrong");
+        interrupt_pull(&store, "wrong");
         store.begin_pull("wrong".parse().unwrap()).unwrap().discard().unwrap();
-        assert!(hidden(&store).is_empty(), "given up");
-        cut(&store, "two");
+        assert!(hidden_entries(&store).is_empty(), "given up");
+        interrupt_pull(&store, "two");
         fill(&store, "two");
-        assert!(hidden(&store).is_empty(), "another snapshot has the name");
-        cut(&store, "three");
+        assert!(hidden_entries(&store).is_empty(), "another snapshot has the name");
+        interrupt_pull(&store, "three");
         assert!(store.remove(&"three".parse().unwrap()).unwrap(), "removed by its name");
         assert!(!store.remove(&"three".parse().unwrap()).unwrap());
-        assert!(hidden(&store).is_empty());
+        assert!(hidden_entries(&store).is_empty());
     }
 
     #[test]
     fn partial_pull_survives_restarts_for_a_week() {
         let state = tempfile::tempdir().unwrap();
         let store = SnapshotStore::open(state.path(), UnixMillis(0)).unwrap();
-        cut(&store, "one");
+        interrupt_pull(&store, "one");
         let written = std::fs::metadata(store.dir.join(".pull-one/memory")).unwrap().modified().unwrap();
         let written = written.duration_since(SystemTime::UNIX_EPOCH).unwrap();
         let after = |days: u32| {
@@ -182,7 +182,7 @@ mod tests {
         };
         for (days, stays) in [(0, true), (6, true), (8, false)] {
             let store = SnapshotStore::open(state.path(), after(days)).unwrap();
-            assert_eq!(!hidden(&store).is_empty(), stays, "after {days} days");
+            assert_eq!(!hidden_entries(&store).is_empty(), stays, "after {days} days");
         }
     }
 }

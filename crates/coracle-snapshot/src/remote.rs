@@ -41,15 +41,15 @@ pub fn read(remote: &RemoteSnapshot, part: &Part) -> io::Result<SnapshotInfo> {
 /// # Errors
 /// Same as [`read`].
 pub fn inspect(remote: &RemoteSnapshot, name: SnapshotName) -> io::Result<SnapshotInfo> {
-    let refused = |e| archive::refused(format!("what it says of itself is none: {e}"));
+    let refused = |e| archive::invalid_archive(format!("what it says of itself is none: {e}"));
     let info: SnapshotInfo = serde_json::from_value(remote.about().clone()).map_err(refused)?;
     let length = |name: &str| {
-        let missing = || archive::refused(format!("it has no {name}"));
+        let missing = || archive::invalid_archive(format!("it has no {name}"));
         remote.bytes_of(name).ok_or_else(missing)
     };
     archive::check_sizes(&info, length(DISK_FILE)?)?;
     if length(MEMORY_FILE)? != info.memory_bytes {
-        return Err(archive::refused("its memory has another length than it says".to_owned()));
+        return Err(archive::invalid_archive("its memory has another length than it says".to_owned()));
     }
     // The author of the snapshot does not decide on access on this node.
     Ok(SnapshotInfo { name, ..info.without_access() })

@@ -76,7 +76,7 @@ impl Program {
     /// When no child can be made, a step of it fails, or the program cannot be executed; no child is left then.
     pub fn spawn(&self, streams: [OwnedFd; 3]) -> io::Result<Pid> {
         // The child moves them to 0, 1 and 2 one after the other.
-        let streams = streams.map(above_standard).into_iter().collect::<io::Result<Vec<_>>>()?;
+        let streams = streams.map(move_above_stdio).into_iter().collect::<io::Result<Vec<_>>>()?;
         let (failed, reports) = match self.memory {
             Memory::Copied => pipe().map(|(read, write)| (Some(read), Some(write)))?,
             Memory::Shared => (None, None),
@@ -110,7 +110,7 @@ impl Program {
     }
 }
 
-fn above_standard(fd: OwnedFd) -> io::Result<OwnedFd> {
+fn move_above_stdio(fd: OwnedFd) -> io::Result<OwnedFd> {
     use std::os::fd::AsRawFd;
     if fd.as_raw_fd() > 2 { Ok(fd) } else { Ok(rustix::io::fcntl_dupfd_cloexec(&fd, 3)?) }
 }

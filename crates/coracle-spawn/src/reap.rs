@@ -206,7 +206,7 @@ mod tests {
         reaper.spawn(&program, [no_input()?, nowhere(), nowhere()])
     }
 
-    async fn exits(commands: &[&str]) -> Vec<Exit> {
+    async fn run_commands(commands: &[&str]) -> Vec<Exit> {
         let reaper = Reaper::new(Scope::Own);
         let mut waiters = Vec::new();
         for c in commands {
@@ -221,7 +221,7 @@ mod tests {
 
     #[tokio::test]
     async fn statuses_reach_their_waiters() {
-        let got = exits(&["exit 0", "exit 7", "kill -9 $$", "kill -15 $$", "exit 255"]).await;
+        let got = run_commands(&["exit 0", "exit 7", "kill -9 $$", "kill -15 $$", "exit 255"]).await;
         assert_eq!(
             got.iter().map(|e| (e.code, e.signal)).collect::<Vec<_>>(),
             [(0, 0), (7, 0), (137, 9), (143, 15), (255, 0)]
@@ -229,13 +229,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn fifty_quick_children_are_all_seen() {
-        assert_eq!(exits(&["exit 3"; 50]).await.iter().filter(|e| e.code == 3).count(), 50);
+    async fn concurrent_short_lived_children_are_all_reaped() {
+        assert_eq!(run_commands(&["exit 3"; 50]).await.iter().filter(|e| e.code == 3).count(), 50);
     }
 
     /// The program of a child may be in a directory that this process serves, which makes its fork slow.
     #[test]
-    fn known_statuses_are_taken_while_another_child_is_forked() {
+    fn registered_child_is_reaped_while_another_forks() {
         use rustix::process::{WaitId, WaitIdOptions, waitid};
         let reaper = Reaper::new(Scope::Everything);
         let another = reaper.forking.read().unwrap();
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn hang_up_ends_in_a_kill() {
+    async fn process_that_ignores_sighup_is_killed() {
         let reaper = Reaper::new(Scope::Own);
         let script = "trap '' HUP; sleep 60 & wait; wait; sleep 60";
         let spawned = spawn(&reaper, "/bin/sh", &["-c", script]).unwrap();

@@ -49,23 +49,23 @@ impl Activity {
     }
 
     /// Returns when the session must end. Cancel-safe.
-    pub(crate) async fn interrupted(&self) -> Interruption {
+    pub(crate) async fn wait_for_interruption(&self) -> Interruption {
         tokio::select! {
-            () = self.quiet(self.idle) => Interruption::Idle(self.idle),
+            () = self.wait_for_quiet(self.idle) => Interruption::Idle(self.idle),
             () = self.stop.cancelled() => Interruption::Stop,
         }
     }
 
     /// Returns after `linger` without a frame, `linger` after a stop, or after the idle time at the latest. Cancel-safe.
-    pub(crate) async fn lingered(&self, linger: Duration) {
+    pub(crate) async fn linger_until_quiet(&self, linger: Duration) {
         tokio::select! {
-            () = self.quiet(linger) => {}
+            () = self.wait_for_quiet(linger) => {}
             () = sleep(self.idle) => {}
             () = async { self.stop.cancelled().await; sleep(linger).await } => {}
         }
     }
 
-    async fn quiet(&self, time: Duration) {
+    async fn wait_for_quiet(&self, time: Duration) {
         loop {
             let end = limits::end(*self.last.lock(), time);
             if end <= Instant::now() {
@@ -92,7 +92,7 @@ mod tests {
             std::future::pending::<Interruption>().await
         };
         let interruption = tokio::select! {
-            interruption = activity.interrupted() => interruption,
+            interruption = activity.wait_for_interruption() => interruption,
             interruption = frames => interruption,
         };
         assert_eq!((interruption, start.elapsed().as_secs()), (Interruption::Idle(idle), 37));
@@ -104,9 +104,9 @@ mod tests {
         let stop = CancellationToken::new();
         let activity = Activity::new(Duration::from_secs(10), stop.clone());
         stop.cancel();
-        assert_eq!(activity.interrupted().await, Interruption::Stop);
+        assert_eq!(activity.wait_for_interruption().await, Interruption::Stop);
         let (start, linger) = (Instant::now(), Duration::from_secs(3));
-        activity.lingered(linger).await;
+        activity.linger_until_quiet(linger).await;
         assert_eq!(start.elapsed(), linger);
     }
 }

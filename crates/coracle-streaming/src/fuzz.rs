@@ -86,14 +86,14 @@ fn check(sent: &[u8]) {
 /// survive the compression. Checks that its headers are equal after encoding and decoding.
 pub fn header_block(bytes: &[u8]) {
     let [raw, block @ ..] = bytes else { return };
-    let packed = if raw % 2 == 0 { stored(block) } else { block.to_vec() };
+    let packed = if raw % 2 == 0 { store_uncompressed(block) } else { block.to_vec() };
     let Ok(headers) = Inflater::new().headers(&packed) else { return };
-    let again = Inflater::new().headers(&stored(&headers.encode()));
+    let again = Inflater::new().headers(&store_uncompressed(&headers.encode()));
     assert_eq!(again.as_ref(), Ok(&headers));
 }
 
 /// Returns `plain` as stored blocks after the header of a zlib stream with the dictionary.
-fn stored(plain: &[u8]) -> Vec<u8> {
+fn store_uncompressed(plain: &[u8]) -> Vec<u8> {
     let mut out = vec![0x78, 0x20, 0xe3, 0xc6, 0xa7, 0xc2];
     for part in plain.chunks(usize::from(u16::MAX)).chain([&[][..]]) {
         let length = u16::try_from(part.len()).unwrap_or_default();

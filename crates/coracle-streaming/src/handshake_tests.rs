@@ -30,7 +30,7 @@ fn answer<T: std::fmt::Debug>(result: Result<Accepted<T>, Refused>) -> String {
     }
 }
 
-fn asked<T: std::fmt::Debug>(
+fn negotiate<T: std::fmt::Debug>(
     choose: fn(Asked<'_>) -> Result<Accepted<T>, Refused>,
     method: &Method,
     version: Version,
@@ -76,10 +76,10 @@ fn spdy_handshake_table() {
             "400 ".into(),
         ),
     ] {
-        assert_eq!(asked(session, &Method::POST, Version::HTTP_11, &text), want, "{why}");
+        assert_eq!(negotiate(session, &Method::POST, Version::HTTP_11, &text), want, "{why}");
     }
     let h2 = format!("{SPDY}X-Stream-Protocol-Version: v4.channel.k8s.io");
-    assert_eq!(asked(session, &Method::POST, Version::HTTP_2, &h2), "400 ", "HTTP/2 has no upgrade");
+    assert_eq!(negotiate(session, &Method::POST, Version::HTTP_2, &h2), "400 ", "HTTP/2 has no upgrade");
 }
 
 #[test]
@@ -110,9 +110,9 @@ fn websocket_handshake_table() {
         ("another version", WEBSOCKET.replace("13", "8"), "400 ".into()),
         ("no key", WEBSOCKET.replace("Sec-WebSocket-Key", "X-Key"), "400 ".into()),
     ] {
-        assert_eq!(asked(session, &Method::GET, Version::HTTP_11, &text), want, "{why}");
+        assert_eq!(negotiate(session, &Method::GET, Version::HTTP_11, &text), want, "{why}");
     }
-    assert_eq!(asked(session, &Method::POST, Version::HTTP_11, &with("v5.channel.k8s.io")), "400 ");
+    assert_eq!(negotiate(session, &Method::POST, Version::HTTP_11, &with("v5.channel.k8s.io")), "400 ");
     let accepted = session(Asked {
         method: &Method::GET,
         version: Version::HTTP_11,
@@ -147,6 +147,6 @@ fn port_forward_handshake_table() {
         ("none", WEBSOCKET.into(), "101 WebSocket(Binary) "),
         ("v5 is for sessions", websocket("v5.channel.k8s.io"), "403 "),
     ] {
-        assert_eq!(asked(port_forward, &Method::GET, Version::HTTP_11, &text), want, "{why}");
+        assert_eq!(negotiate(port_forward, &Method::GET, Version::HTTP_11, &text), want, "{why}");
     }
 }

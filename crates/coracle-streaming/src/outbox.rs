@@ -106,7 +106,7 @@ impl<T> Outbox<T> {
     }
 
     /// Returns when all earlier messages are written, or cannot be written.
-    pub(crate) async fn written(&self) {
+    pub(crate) async fn wait_until_written(&self) {
         let (mark, written) = oneshot::channel();
         self.push(Queued::Mark(mark));
         let _dropped = written.await;
@@ -214,7 +214,7 @@ impl<E: Encode> Ender<E> {
         &self.outbox
     }
 
-    pub(crate) fn gone(&self) -> &CancellationToken {
+    pub(crate) fn reset_token(&self) -> &CancellationToken {
         &self.gone
     }
 }
@@ -240,7 +240,7 @@ impl<E: Encode> Output<E> {
         }
     }
 
-    pub(crate) fn ender(&self) -> Ender<E> {
+    pub(crate) fn end_handle(&self) -> Ender<E> {
         self.ender.clone()
     }
 }

@@ -67,7 +67,7 @@ async fn writer_waits_for_the_client_and_replies_do_not() {
     drop(queue);
     let error = output.write_all(b"x").await.unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
-    outbox.written().await;
+    outbox.wait_until_written().await;
 }
 
 #[tokio::test]
@@ -99,12 +99,12 @@ async fn reset_stream_takes_no_data_and_has_no_end() {
 async fn stream_that_another_ended_takes_no_data() {
     let (outbox, mut queue) = channel();
     let (mut output, _gone) = output(&outbox);
-    let ender = output.ender();
+    let ender = output.end_handle();
     let all = "x".repeat(2 * PAYLOAD_MAX + 1);
     output.write_all(all.as_bytes()).await.unwrap();
     ender.end();
     assert!(output.write_all(b"x").await.is_err());
-    let mut written = std::pin::pin!(outbox.written());
+    let mut written = std::pin::pin!(outbox.wait_until_written());
     assert!(futures_util::poll!(&mut written).is_pending());
     outbox.close();
     let lengths: Vec<_> = drain(&mut queue).await.iter().map(String::len).collect();

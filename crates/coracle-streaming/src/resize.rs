@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn input_that_is_no_size_is_refused() {
+    fn invalid_terminal_size_is_refused() {
         let long = format!("{{\"Width\":1,{}", " ".repeat(OBJECT_MAX));
         for (why, text) in [
             ("text", "exit\n"),

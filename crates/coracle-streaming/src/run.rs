@@ -29,7 +29,7 @@ pub(crate) async fn run<E: Encode>(
     activity: &Activity,
 ) -> SessionOutcome {
     let Ends { stdin, stdout, stderr, resize } = ends;
-    let enders: Vec<_> = [&stdout, &stderr].into_iter().flatten().map(Output::ender).collect();
+    let enders: Vec<_> = [&stdout, &stderr].into_iter().flatten().map(Output::end_handle).collect();
     let (sender, sizes) = mpsc::channel(SIZES);
     let session = Session {
         stdin: stdin.map(|input| Box::new(input) as _),
@@ -47,7 +47,7 @@ pub(crate) async fn run<E: Encode>(
     let outcome = tokio::select! {
         outcome = run.run(session) => outcome,
         never = resizing => match never {},
-        interruption = activity.interrupted() => SessionOutcome::Failed(interruption.to_string()),
+        interruption = activity.wait_for_interruption() => SessionOutcome::Failed(interruption.to_string()),
     };
     // A writer that outlives the session must not write after the end of its stream.
     enders.iter().for_each(Ender::end);
@@ -55,9 +55,9 @@ pub(crate) async fn run<E: Encode>(
 }
 
 /// Returns when all queued messages are sent, even to a slow client, or when the connection is interrupted.
-pub(crate) async fn sent<T>(outbox: &Outbox<T>, activity: &Activity) {
+pub(crate) async fn flush_outbox<T>(outbox: &Outbox<T>, activity: &Activity) {
     tokio::select! {
-        () = outbox.written() => {}
-        _interruption = activity.interrupted() => {}
+        () = outbox.wait_until_written() => {}
+        _interruption = activity.wait_for_interruption() => {}
     }
 }

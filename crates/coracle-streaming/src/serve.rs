@@ -35,11 +35,11 @@ pub fn serve_session<B>(
 ) -> Response<Body> {
     let (accepted, connection) = match upgrade(request, handshake::session) {
         Ok(upgrade) => upgrade,
-        Err(refused) => return refuse(refused),
+        Err(refused) => return refusal_response(refused),
     };
     let limits = limits.clone();
     tasks.spawn(async move |stop: CancellationToken| {
-        let Some(connection) = upgraded(connection, &limits, &stop).await else { return };
+        let Some(connection) = wait_for_upgrade(connection, &limits, &stop).await else { return };
         match accepted.protocol {
             handshake::Session::Spdy(version) => {
                 let time = limits.stream_creation;
@@ -54,7 +54,7 @@ pub fn serve_session<B>(
             }
         }
     });
-    switch(accepted.headers)
+    switching_protocols(accepted.headers)
 }
 
 /// Upgrades a request to the protocol in its headers, and forwards connections to ports that `dial` reaches, in a task of
@@ -69,20 +69,20 @@ pub fn serve_port_forward<B>(
 ) -> Response<Body> {
     let (accepted, connection) = match upgrade(request, handshake::port_forward) {
         Ok(upgrade) => upgrade,
-        Err(refused) => return refuse(refused),
+        Err(refused) => return refusal_response(refused),
     };
     let channels = match accepted.protocol {
         PortForward::WebSocket(coding) => channels(ports, coding),
         PortForward::Spdy | PortForward::Tunnel => Some(Vec::new()),
     };
     let Some(channels) = channels else {
-        return refuse(handshake::refusal(
+        return refusal_response(handshake::refusal(
             "invalid parameter \"port\": none, 0, or more than there are channels",
         ));
     };
     let limits = limits.clone();
     tasks.spawn(async move |stop: CancellationToken| {
-        let Some(connection) = upgraded(connection, &limits, &stop).await else { return };
+        let Some(connection) = wait_for_upgrade(connection, &limits, &stop).await else { return };
         match accepted.protocol {
             PortForward::Spdy => forward_by_spdy(connection, dial, &limits, stop).await,
             PortForward::Tunnel => {
@@ -93,7 +93,7 @@ pub fn serve_port_forward<B>(
             }
         }
     });
-    switch(accepted.headers)
+    switching_protocols(accepted.headers)
 }
 
 /// Upgrades a WebSocket request for `protocol`, and runs `serve` on the byte stream inside its messages in a task of `tasks`;
@@ -110,14 +110,14 @@ where
 {
     let (accepted, connection) = match upgrade(request, |asked| handshake::tunnel(asked, protocol)) {
         Ok(upgrade) => upgrade,
-        Err(refused) => return refuse(refused),
+        Err(refused) => return refusal_response(refused),
     };
     let limits = limits.clone();
     tasks.spawn(async move |stop: CancellationToken| {
-        let Some(connection) = upgraded(connection, &limits, &stop).await else { return };
+        let Some(connection) = wait_for_upgrade(connection, &limits, &stop).await else { return };
         serve(Tunnel::server(connection).await, stop).await;
     });
-    switch(accepted.headers)
+    switching_protocols(accepted.headers)
 }
 
 async fn forward_by_spdy<C: AsyncRead + AsyncWrite>(
@@ -149,7 +149,7 @@ fn upgrade<B, T>(
 }
 
 /// Returns the connection after the response was sent. It includes data that the client sent directly after its request.
-async fn upgraded(
+async fn wait_for_upgrade(
     connection: OnUpgrade,
     limits: &Limits,
     stop: &CancellationToken,
@@ -162,14 +162,14 @@ async fn upgraded(
     }
 }
 
-fn switch(headers: HeaderMap) -> Response<Body> {
+fn switching_protocols(headers: HeaderMap) -> Response<Body> {
     let mut response = Response::new(Body::default());
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
     *response.headers_mut() = headers;
     response
 }
 
-fn refuse(refused: Refused) -> Response<Body> {
+fn refusal_response(refused: Refused) -> Response<Body> {
     let mut response = Response::new(Body::from(format!("{}\n", refused.reason)));
     *response.status_mut() = refused.status;
     for (name, value) in refused.headers {

@@ -19,15 +19,15 @@ pub(crate) enum Refused {
 }
 
 /// Returns the call of a path, when the subresource allows it.
-pub(crate) fn allowed(path: &str, subresource: Subresource) -> Result<&'static str, Refused> {
+pub(crate) fn allowed_call(path: &str, subresource: Subresource) -> Result<&'static str, Refused> {
     let name = path.strip_prefix(SERVICE).ok_or(Refused::Call)?;
     subresource.calls().iter().find(|call| **call == name).copied().ok_or(Refused::Call)
 }
 
 /// Returns the first message of a call with this VM, even when the message named another one.
-pub(crate) fn about(call: &str, message: &[u8], vm: &str) -> Result<Vec<u8>, Refused> {
+pub(crate) fn bind_vm(call: &str, message: &[u8], vm: &str) -> Result<Vec<u8>, Refused> {
     match call {
-        "Exec" => streamed(
+        "Exec" => set_vm_name(
             message,
             |m: &mut pb::ExecRequest| match &mut m.message {
                 Some(pb::exec_request::Message::Start(start)) => Some(&mut start.vm),
@@ -35,7 +35,7 @@ pub(crate) fn about(call: &str, message: &[u8], vm: &str) -> Result<Vec<u8>, Ref
             },
             vm,
         ),
-        "Console" => streamed(
+        "Console" => set_vm_name(
             message,
             |m: &mut pb::ConsoleRequest| match &mut m.message {
                 Some(pb::console_request::Message::Start(start)) => Some(&mut start.vm),
@@ -43,7 +43,7 @@ pub(crate) fn about(call: &str, message: &[u8], vm: &str) -> Result<Vec<u8>, Ref
             },
             vm,
         ),
-        "PortForward" => streamed(
+        "PortForward" => set_vm_name(
             message,
             |m: &mut pb::PortForwardRequest| match &mut m.message {
                 Some(pb::port_forward_request::Message::Start(start)) => Some(&mut start.vm),
@@ -51,7 +51,7 @@ pub(crate) fn about(call: &str, message: &[u8], vm: &str) -> Result<Vec<u8>, Ref
             },
             vm,
         ),
-        "CopyIn" => streamed(
+        "CopyIn" => set_vm_name(
             message,
             |m: &mut pb::CopyInRequest| match &mut m.message {
                 Some(pb::copy_in_request::Message::Start(start)) => Some(&mut start.vm),
@@ -59,9 +59,9 @@ pub(crate) fn about(call: &str, message: &[u8], vm: &str) -> Result<Vec<u8>, Ref
             },
             vm,
         ),
-        "CopyOut" => streamed(message, |m: &mut pb::CopyOutRequest| Some(&mut m.vm), vm),
-        "Logs" => streamed(message, |m: &mut pb::LogsRequest| Some(&mut m.vm), vm),
-        "WaitVm" => streamed(message, |m: &mut pb::WaitVmRequest| Some(&mut m.vm), vm),
+        "CopyOut" => set_vm_name(message, |m: &mut pb::CopyOutRequest| Some(&mut m.vm), vm),
+        "Logs" => set_vm_name(message, |m: &mut pb::LogsRequest| Some(&mut m.vm), vm),
+        "WaitVm" => set_vm_name(message, |m: &mut pb::WaitVmRequest| Some(&mut m.vm), vm),
         "GetVm" => {
             let request = pb::GetVmRequest { vm: vm.to_owned(), exact: true, ..Default::default() };
             Ok(request.encode_to_vec())
@@ -70,7 +70,7 @@ pub(crate) fn about(call: &str, message: &[u8], vm: &str) -> Result<Vec<u8>, Ref
     }
 }
 
-fn streamed<M: Message + Default>(
+fn set_vm_name<M: Message + Default>(
     message: &[u8],
     name: impl FnOnce(&mut M) -> Option<&mut String>,
     vm: &str,
@@ -94,7 +94,7 @@ mod tests {
             ("/other.Host/Exec", Subresource::Exec, Err(Refused::Call)),
             ("Exec", Subresource::Exec, Err(Refused::Call)),
         ] {
-            assert_eq!(allowed(path, subresource), want, "{path} of {subresource:?}");
+            assert_eq!(allowed_call(path, subresource), want, "{path} of {subresource:?}");
         }
     }
 
@@ -103,35 +103,35 @@ mod tests {
         let other = "other".to_owned();
         let start = pb::ExecStart { vm: other.clone(), argv: vec!["id".into()], ..Default::default() };
         let exec = pb::ExecRequest { message: Some(pb::exec_request::Message::Start(start)) };
-        let named = about("Exec", &exec.encode_to_vec(), "web").unwrap();
+        let named = bind_vm("Exec", &exec.encode_to_vec(), "web").unwrap();
         let named = pb::ExecRequest::decode(named.as_slice()).unwrap();
         let Some(pb::exec_request::Message::Start(start)) = named.message else {
             unreachable!("it was a start")
         };
         assert_eq!((start.vm.as_str(), start.argv.as_slice()), ("web", ["id".to_owned()].as_slice()));
         let get = pb::GetVmRequest { vm: other.clone(), ..Default::default() };
-        let get = pb::GetVmRequest::decode(about("GetVm", &get.encode_to_vec(), "web").unwrap().as_slice())
+        let get = pb::GetVmRequest::decode(bind_vm("GetVm", &get.encode_to_vec(), "web").unwrap().as_slice())
             .unwrap();
         assert_eq!((get.vm.as_str(), get.exact), ("web", true));
         let logs = pb::LogsRequest { vm: other, follow: true, ..Default::default() };
-        let logs =
-            pb::LogsRequest::decode(about("Logs", &logs.encode_to_vec(), "web").unwrap().as_slice()).unwrap();
+        let logs = pb::LogsRequest::decode(bind_vm("Logs", &logs.encode_to_vec(), "web").unwrap().as_slice())
+            .unwrap();
         assert_eq!((logs.vm.as_str(), logs.follow), ("web", true));
     }
 
     #[test]
     fn subresource_calls_can_all_name_a_vm() {
         for call in Subresource::ALL.into_iter().flat_map(|s| s.calls()) {
-            assert_ne!(about(call, &[], "web"), Err(Refused::Call), "{call}");
+            assert_ne!(bind_vm(call, &[], "web"), Err(Refused::Call), "{call}");
         }
     }
 
     #[test]
     fn message_that_names_no_vm_is_refused() {
         let data = pb::ExecRequest { message: Some(pb::exec_request::Message::Stdin(vec![1])) };
-        assert_eq!(about("Exec", &data.encode_to_vec(), "web"), Err(Refused::NoStart));
-        assert_eq!(about("Exec", &[], "web"), Err(Refused::NoStart));
-        assert_eq!(about("Logs", &[0xff], "web"), Err(Refused::Unreadable));
-        assert_eq!(about("DeleteVm", &[], "web"), Err(Refused::Call));
+        assert_eq!(bind_vm("Exec", &data.encode_to_vec(), "web"), Err(Refused::NoStart));
+        assert_eq!(bind_vm("Exec", &[], "web"), Err(Refused::NoStart));
+        assert_eq!(bind_vm("Logs", &[0xff], "web"), Err(Refused::Unreadable));
+        assert_eq!(bind_vm("DeleteVm", &[], "web"), Err(Refused::Call));
     }
 }

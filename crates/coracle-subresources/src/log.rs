@@ -38,7 +38,8 @@ pub(crate) async fn read(target: Target, query: &str, now: Timestamp) -> Result<
         tail: wanted.tail_lines,
         since_unix_ms: wanted.since_seconds.map_or(0, |seconds| since(now, seconds)),
     };
-    let chunks = HostClient::new(target.channel).logs(request).await.map_err(|status| failed(&status))?;
+    let chunks =
+        HostClient::new(target.channel).logs(request).await.map_err(|status| failure_from(&status))?;
     let timestamps = wanted.timestamps;
     let lines = chunks.into_inner().map_ok(move |line| text(&line, timestamps));
     let mut response = Response::new(Body::from_stream(lines));
@@ -57,7 +58,7 @@ fn text(line: &pb::LogsResponse, timestamps: bool) -> Bytes {
     }
 }
 
-fn failed(status: &Status) -> Failure {
+fn failure_from(status: &Status) -> Failure {
     match status.code() {
         Code::NotFound => Failure::not_found(status.message()),
         Code::FailedPrecondition => Failure::conflict(status.message()),

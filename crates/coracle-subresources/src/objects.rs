@@ -53,14 +53,14 @@ mod tests {
 
     use super::*;
 
-    fn at(reach: Reach) -> Endpoint {
+    fn endpoint_at(reach: Reach) -> Endpoint {
         Endpoint { reach, port: 9443, ca_bundle: ByteString(b"ca".to_vec()) }
     }
 
     #[test]
     fn api_service_refers_to_service_or_external_name() {
         let service = Reach::Service { namespace: "coracle-system".into(), name: "w".into(), port: 443 };
-        let found = objects(&at(service), "coracle-system");
+        let found = objects(&endpoint_at(service), "coracle-system");
         assert_eq!(found.len(), 1);
         assert_eq!(
             found[0]["spec"]["service"],
@@ -69,10 +69,12 @@ mod tests {
         for (host, want) in
             [("127.0.0.1", "127.0.0.1"), ("[::1]", "localhost"), ("host.example", "host.example")]
         {
-            let found = objects(&at(Reach::Url { host: host.into() }), "coracle-system");
+            let found = objects(&endpoint_at(Reach::Url { host: host.into() }), "coracle-system");
             assert_eq!(found[0]["spec"]["externalName"], want);
             assert_eq!(found[1]["spec"]["service"]["port"], 9443);
         }
-        assert!(objects(&at(Reach::Url { host: "2001:db8::1".into() }), "coracle-system").is_empty());
+        assert!(
+            objects(&endpoint_at(Reach::Url { host: "2001:db8::1".into() }), "coracle-system").is_empty()
+        );
     }
 }

@@ -101,14 +101,14 @@ async fn pass(
     subresource: Subresource,
     target: &Target,
 ) -> Result<http::Response<Body>, Status> {
-    let call = call::allowed(request.uri().path(), subresource)
+    let call = call::allowed_call(request.uri().path(), subresource)
         .map_err(|refused| Status::permission_denied(refused.to_string()))?;
     let (parts, body) = request.into_parts();
     let first = tokio::time::timeout(FIRST_MESSAGE, first_message(body)).await;
     let (message, rest, body) = first.map_err(|_| Status::deadline_exceeded("no message"))??;
-    let message = call::about(call, &message, &target.vm)
+    let message = call::bind_vm(call, &message, &target.vm)
         .map_err(|refused| Status::invalid_argument(refused.to_string()))?;
-    let read = stream::iter([framed(&message), rest].map(|data| Ok(Frame::data(data))));
+    let read = stream::iter([frame_message(&message), rest].map(|data| Ok(Frame::data(data))));
     let body = StreamBody::new(read.chain(BodyStream::new(body)));
     let mut request = http::Request::new(Body::new(body));
     *request.uri_mut() = parts.uri.path().parse().map_err(|_| Status::internal("invalid path"))?;
@@ -161,7 +161,7 @@ fn length(read: &[u8]) -> Result<Option<usize>, Status> {
 }
 
 /// Returns a message with its prefix.
-fn framed(message: &[u8]) -> Bytes {
+fn frame_message(message: &[u8]) -> Bytes {
     let length = u32::try_from(message.len()).unwrap_or(u32::MAX);
     [&[0], length.to_be_bytes().as_slice(), message].concat().into()
 }
@@ -181,6 +181,6 @@ mod tests {
         ] {
             assert_eq!(length(read).map_err(|status| status.code()), want, "{why}");
         }
-        assert_eq!(framed(b"ab").as_ref(), [0, 0, 0, 0, 2, b'a', b'b']);
+        assert_eq!(frame_message(b"ab").as_ref(), [0, 0, 0, 0, 2, b'a', b'b']);
     }
 }

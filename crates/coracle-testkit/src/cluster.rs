@@ -64,7 +64,7 @@ where
     F: FnOnce(&'static Cluster) -> Fut + Send,
     Fut: Future<Output: TestResult>,
 {
-    let Some(shared) = shared() else { return };
+    let Some(shared) = shared_control_plane() else { return };
     let result = panic::catch_unwind(panic::AssertUnwindSafe(|| {
         shared.netns.enter(deadline, || body(&shared.cluster))
     }));
@@ -82,7 +82,7 @@ struct Shared {
 static SHARED: OnceLock<Option<Shared>> = OnceLock::new();
 
 /// Control plane of this process, started on first use.
-fn shared() -> Option<&'static Shared> {
+fn shared_control_plane() -> Option<&'static Shared> {
     let start = || {
         tools::require(["etcd", "kube-apiserver"])?;
         let netns = Netns::new_or_skip()?;

@@ -58,7 +58,7 @@ where
     Fut: Future<Output: TestResult>,
 {
     let Some(netns) = Netns::new_or_skip() else { return };
-    let before = netns.sync(Contents::take);
+    let before = netns.sync(Contents::capture);
     let result = panic::catch_unwind(panic::AssertUnwindSafe(|| netns.enter(deadline, body)));
     let left = netns.sync(|| Contents::settled(before.as_ref().ok(), SETTLE));
     netns.sync(|| kill_members(SETTLE));
@@ -230,7 +230,7 @@ fn mount(source: Option<&str>, target: &str, kind: Option<&str>, flags: libc::c_
 struct Contents(BTreeSet<String>);
 
 impl Contents {
-    fn take() -> anyhow::Result<Self> {
+    fn capture() -> anyhow::Result<Self> {
         let mut all = BTreeSet::new();
         all.extend(members()?.into_iter().map(|(pid, name)| format!("process {pid} {name}")));
         all.extend(leaks::interfaces().into_iter().map(|name| format!("interface {name}")));
@@ -244,7 +244,7 @@ impl Contents {
         let before = before.context("no inventory was taken at the start")?;
         let end = Instant::now() + limit;
         loop {
-            let now = Self::take()?;
+            let now = Self::capture()?;
             let left: Vec<_> = now.0.difference(&before.0).cloned().collect();
             if left.is_empty() {
                 return Ok(());

@@ -53,10 +53,10 @@ pub fn allows(
     let affinity = spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
     let required =
         affinity.and_then(|affinity| affinity.required_during_scheduling_ignored_during_execution.as_ref());
-    if required.is_some_and(|required| !one_holds(&required.node_selector_terms, node.labels)) {
+    if required.is_some_and(|required| !matches_any(&required.node_selector_terms, node.labels)) {
         return Err("does not match the node affinity".to_owned());
     }
-    if claims.iter().any(|terms| !one_holds(terms, node.labels)) {
+    if claims.iter().any(|terms| !matches_any(terms, node.labels)) {
         return Err("does not have the volume of a PersistentVolumeClaim".to_owned());
     }
     let hard = node.taints.iter().filter(|taint| taint.effect != TaintEffect::PreferNoSchedule.as_str());
@@ -75,7 +75,7 @@ pub fn preference(spec: &MikromVMSpec, node: &NodeView<'_>) -> i64 {
     let preferred = affinity
         .map(|affinity| affinity.preferred_during_scheduling_ignored_during_execution.as_slice())
         .unwrap_or_default();
-    let holding = preferred.iter().filter(|term| holds(&term.preference, node.labels));
+    let holding = preferred.iter().filter(|term| matches_term(&term.preference, node.labels));
     let weights: i64 = holding.map(|term| i64::from(term.weight)).sum();
     let soft = node.taints.iter().filter(|taint| taint.effect == TaintEffect::PreferNoSchedule.as_str());
     let unwanted = soft.filter(|taint| !is_tolerated(taint, &spec.tolerations)).count();
@@ -129,25 +129,26 @@ pub fn allows_neighbours(
     Ok(())
 }
 
-fn one_holds(terms: &[NodeSelectorTerm], labels: &Labels) -> bool {
-    terms.iter().any(|term| holds(term, labels))
+fn matches_any(terms: &[NodeSelectorTerm], labels: &Labels) -> bool {
+    terms.iter().any(|term| matches_term(term, labels))
 }
 
 /// True when the term matches. A term without expressions never matches (API reference of NodeSelectorTerm).
-fn holds(term: &NodeSelectorTerm, labels: &Labels) -> bool {
-    !term.match_expressions.is_empty() && term.match_expressions.iter().all(|one| meets(one, labels))
+fn matches_term(term: &NodeSelectorTerm, labels: &Labels) -> bool {
+    !term.match_expressions.is_empty()
+        && term.match_expressions.iter().all(|one| matches_requirement(one, labels))
 }
 
 /// True when the selector matches. A selector without expressions matches everything (API reference of LabelSelector).
 fn selects(selector: &LabelSelector, labels: &Labels) -> bool {
     let expressions = &selector.match_expressions;
     selector.match_labels.iter().all(|(key, value)| labels.get(key) == Some(value))
-        && expressions
-            .iter()
-            .all(|one| !matches!(one.operator, Operator::Gt | Operator::Lt) && meets(one, labels))
+        && expressions.iter().all(|one| {
+            !matches!(one.operator, Operator::Gt | Operator::Lt) && matches_requirement(one, labels)
+        })
 }
 
-fn meets(one: &Requirement, labels: &Labels) -> bool {
+fn matches_requirement(one: &Requirement, labels: &Labels) -> bool {
     let value = labels.get(&one.key);
     let number = |text: &str| text.parse::<i64>().ok();
     let compared = |is: fn(&i64, &i64) -> bool| {

@@ -16,7 +16,7 @@ pub(crate) fn environment(
 ) -> Result<Vec<(String, String)>, InputError> {
     let mut variables = Variables::default();
     for source in &vm.spec.env_from {
-        for (name, value) in whole_object(source, objects)? {
+        for (name, value) in object_variables(source, objects)? {
             variables.set(name, value);
         }
     }
@@ -53,7 +53,7 @@ impl Variables {
 }
 
 /// Returns the keys of an object that are valid names of variables, with their values.
-fn whole_object(source: &EnvFromSource, objects: &Objects) -> Result<Vec<(String, String)>, InputError> {
+fn object_variables(source: &EnvFromSource, objects: &Objects) -> Result<Vec<(String, String)>, InputError> {
     let pairs = if let Some(wanted) = &source.config_map_ref {
         match (objects.config_maps.get(&wanted.name), wanted.optional) {
             (None, false) => return Err(InputError(format!("ConfigMap {:?} not found", wanted.name))),

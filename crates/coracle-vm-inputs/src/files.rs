@@ -90,7 +90,7 @@ impl Wanted<'_> {
         let mode = |mode: Option<i32>| mode.or(default_mode).unwrap_or(MODE).unsigned_abs() & 0o777;
         if self.items.is_empty() {
             let file = |(key, bytes): (&str, &[u8])| {
-                Ok(InputFile { path: plain(key)?, bytes: bytes.to_vec(), mode: mode(None) })
+                Ok(InputFile { path: check_relative(key)?, bytes: bytes.to_vec(), mode: mode(None) })
             };
             return keys.into_iter().map(file).collect();
         }
@@ -98,7 +98,7 @@ impl Wanted<'_> {
         for item in self.items {
             match keys.get(item.key.as_str()) {
                 Some(bytes) => {
-                    let path = plain(&item.path)?;
+                    let path = check_relative(&item.path)?;
                     files.push(InputFile { path, bytes: bytes.to_vec(), mode: mode(item.mode) });
                 }
                 None if self.optional => {}
@@ -115,7 +115,7 @@ impl Wanted<'_> {
 }
 
 /// Checks that a path is relative and does not leave its directory.
-fn plain(path: &str) -> Result<String, InputError> {
+fn check_relative(path: &str) -> Result<String, InputError> {
     let is_plain = path.split('/').all(|part| !matches!(part, "" | "." | "..")) && !path.contains('\0');
     if is_plain { Ok(path.to_owned()) } else { Err(InputError(format!("invalid path {path:?}"))) }
 }

@@ -113,7 +113,10 @@ pub(crate) fn bound_to(claim: &PersistentVolumeClaim) -> Result<String, String> 
 }
 
 /// Returns the parts of a volume that a VM can use.
-pub(crate) fn usable(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> Result<BoundClaim, String> {
+pub(crate) fn to_bound_claim(
+    claim: &PersistentVolumeClaim,
+    volume: &PersistentVolume,
+) -> Result<BoundClaim, String> {
     let spec = volume.spec.clone().unwrap_or_default();
     let local = spec.local.as_ref().map(|local| local.path.clone());
     let path = local.or_else(|| spec.host_path.as_ref().map(|host| host.path.clone()));

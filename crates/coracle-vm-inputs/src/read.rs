@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolume, PersistentVolumeCl
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 
-use crate::objects::{BoundClaim, Objects, References, bound_to, usable};
+use crate::objects::{BoundClaim, Objects, References, bound_to, to_bound_claim};
 
 /// Number of concurrent reads.
 const AT_ONCE: usize = 8;
@@ -28,22 +28,22 @@ pub struct ReadError {
 /// # Errors
 /// [`ReadError`] of the first read that failed.
 pub async fn read(client: &Client, namespace: &str, wanted: &References) -> Result<Objects, ReadError> {
-    let config_maps = all::<ConfigMap>(client, namespace, "ConfigMap", &wanted.config_maps).await?;
-    let secrets = all::<Secret>(client, namespace, "Secret", &wanted.secrets).await?;
+    let config_maps = read_all::<ConfigMap>(client, namespace, "ConfigMap", &wanted.config_maps).await?;
+    let secrets = read_all::<Secret>(client, namespace, "Secret", &wanted.secrets).await?;
     let claims =
-        all::<PersistentVolumeClaim>(client, namespace, "PersistentVolumeClaim", &wanted.claims).await?;
+        read_all::<PersistentVolumeClaim>(client, namespace, "PersistentVolumeClaim", &wanted.claims).await?;
     let mut objects = Objects {
         config_maps: config_maps.into_iter().collect(),
         secrets: secrets.into_iter().collect(),
         ..Objects::default()
     };
     for (name, claim) in claims {
-        objects.claims.insert(name, bound(client, &claim).await?);
+        objects.claims.insert(name, read_bound_claim(client, &claim).await?);
     }
     Ok(objects)
 }
 
-async fn bound(
+async fn read_bound_claim(
     client: &Client,
     claim: &PersistentVolumeClaim,
 ) -> Result<Result<BoundClaim, String>, ReadError> {
@@ -55,12 +55,12 @@ async fn bound(
     let failed =
         |source| ReadError { kind: "PersistentVolume", name: name.clone(), source: Box::new(source) };
     Ok(match found.map_err(failed)? {
-        Some(volume) => usable(claim, &volume),
+        Some(volume) => to_bound_claim(claim, &volume),
         None => Err(format!("PersistentVolume {name:?} not found")),
     })
 }
 
-async fn all<K>(
+async fn read_all<K>(
     client: &Client,
     namespace: &str,
     kind: &'static str,

@@ -268,13 +268,14 @@ fn claims_unbound_or_without_a_path_are_unusable() {
     let affinity = json!({"required": {"nodeSelectorTerms": [{"matchExpressions": [
         {"key": "kubernetes.io/hostname", "operator": "In", "values": ["n1"]}]}]}});
     let local = volume(json!({"local": {"path": "/disks/1"}, "nodeAffinity": affinity}));
-    let usable = objects::usable(&bound, &local).unwrap();
+    let usable = objects::to_bound_claim(&bound, &local).unwrap();
     assert_eq!((usable.path.as_str(), usable.read_only), ("/disks/1", false));
     assert_eq!(usable.node_terms[0].match_expressions[0].values, ["n1"]);
     let host_path = volume(json!({"hostPath": {"path": "/srv"}}));
     let read_only = claim("Bound", json!(["ReadOnlyMany"]));
-    assert!(objects::usable(&read_only, &host_path).unwrap().read_only);
+    assert!(objects::to_bound_claim(&read_only, &host_path).unwrap().read_only);
     let error =
-        objects::usable(&bound, &volume(json!({"csi": {"driver": "d", "volumeHandle": "h"}}))).unwrap_err();
+        objects::to_bound_claim(&bound, &volume(json!({"csi": {"driver": "d", "volumeHandle": "h"}})))
+            .unwrap_err();
     assert!(error.contains("neither local nor hostPath"), "{error}");
 }

@@ -8,7 +8,7 @@ use crate::metrics::PodOperation;
 use crate::step::{Finish, Purpose, Step};
 
 /// Returns the event of a step that succeeded.
-pub(crate) fn succeeded(step: &Step, facts: &Facts) -> Option<PodEvent> {
+pub(crate) fn success_event(step: &Step, facts: &Facts) -> Option<PodEvent> {
     let wanted = facts.pod.wanted.as_ref().ok()?;
     let vm = &wanted.vm;
     let normal = |reason, message: String| Some(PodEvent::normal(reason, None, message));
@@ -37,12 +37,12 @@ pub(crate) fn succeeded(step: &Step, facts: &Facts) -> Option<PodEvent> {
 }
 
 /// Returns the event of a step that failed.
-pub(crate) fn failed(_step: &Step, error: &StepError) -> PodEvent {
+pub(crate) fn failure_event(_step: &Step, error: &StepError) -> PodEvent {
     PodEvent::warning(error.reason, None, error.message.clone())
 }
 
 /// Returns the event of a pod that ends.
-pub(crate) fn finished(how: Finish) -> PodEvent {
+pub(crate) fn finish_event(how: Finish) -> PodEvent {
     match how {
         Finish::NoVm => PodEvent::normal("Killing", None, "The pod has no VM of its own"),
         Finish::Removed => PodEvent::normal("Killing", None, "Its VM is removed"),
@@ -56,7 +56,7 @@ pub(crate) fn finished(how: Finish) -> PodEvent {
 }
 
 /// Returns what a successful step is counted as.
-pub(crate) fn happened(step: &Step, facts: &Facts) -> Option<PodOperation> {
+pub(crate) fn success_operation(step: &Step, facts: &Facts) -> Option<PodOperation> {
     match step {
         Step::Run | Step::Clone | Step::Fork => Some(PodOperation::Created),
         Step::Wake => Some(PodOperation::Woken),
@@ -67,7 +67,7 @@ pub(crate) fn happened(step: &Step, facts: &Facts) -> Option<PodOperation> {
 }
 
 /// Returns what a failed step is counted as.
-pub(crate) fn failed_to(step: &Step, facts: &Facts) -> Option<PodOperation> {
+pub(crate) fn failure_operation(step: &Step, facts: &Facts) -> Option<PodOperation> {
     match step {
         Step::Run
         | Step::Clone

@@ -100,7 +100,7 @@ impl Executor {
                 self.remove_import(vm).await;
             }
             Step::DropSaved => {
-                let reference = self.saved(vm, Purpose::Hibernation)?;
+                let reference = self.saved_reference(vm, Purpose::Hibernation)?;
                 let dropped = self.host.delete_remote_snapshot(&reference).await;
                 dropped.map_err(StepError::of("RegistryUnavailable"))?;
             }
@@ -111,14 +111,14 @@ impl Executor {
         Ok(None)
     }
 
-    fn saved(&self, vm: &VmName, purpose: Purpose) -> Result<Reference, StepError> {
+    fn saved_reference(&self, vm: &VmName, purpose: Purpose) -> Result<Reference, StepError> {
         let registry = self.registry.as_ref();
         let registry = registry.ok_or_else(|| StepError::new("NoRegistry", "this node has no registry"))?;
-        registry.saved(vm, purpose).map_err(|why| StepError::new("InvalidName", why))
+        registry.saved_reference(vm, purpose).map_err(|why| StepError::new("InvalidName", why))
     }
 
     async fn find_saved(&self, vm: &VmName) -> Result<Saved, StepError> {
-        let reference = self.saved(vm, Purpose::Hibernation)?;
+        let reference = self.saved_reference(vm, Purpose::Hibernation)?;
         match self.host.remote_snapshot(&reference).await {
             Ok(None) => Ok(Saved::Absent),
             Ok(Some(info)) => {
@@ -204,7 +204,7 @@ impl Executor {
         let made = self.host.create(spec, Arc::new(NoProgress)).await;
         made.map_err(StepError::of("CreateFailed"))?;
         self.start(&wanted.vm).await?;
-        self.metrics.booted(wanted.source.mode(), began.elapsed());
+        self.metrics.observe_boot(wanted.source.mode(), began.elapsed());
         Ok(())
     }
 
@@ -249,7 +249,7 @@ impl Executor {
         let local = snapshot_name(name)?;
         let began = Instant::now();
         let pulled = self.host.pull_snapshot(reference, local, Arc::new(|_, _| {})).await;
-        self.metrics.pulled(pulled.is_ok(), began.elapsed());
+        self.metrics.observe_pull(pulled.is_ok(), began.elapsed());
         self.share_taken(pulled, name).await
     }
 
@@ -326,7 +326,7 @@ impl Executor {
         let began = Instant::now();
         let restored = self.host.restore(snapshot, spec).await;
         restored.map_err(StepError::of("CloneFailed"))?;
-        self.metrics.booted(wanted.source.mode(), began.elapsed());
+        self.metrics.observe_boot(wanted.source.mode(), began.elapsed());
         Ok(())
     }
 
@@ -343,7 +343,7 @@ impl Executor {
     async fn save_as(&self, vm: &VmName, name: &str) -> Result<(), StepError> {
         let local = snapshot_name(name)?;
         if let Ok(old) = self.host.snapshot(name).await {
-            if !self.made(&old) {
+            if !self.is_of_namespace(&old) {
                 let message = format!("snapshot {name} of this node belongs to others");
                 return Err(StepError::new("SaveFailed", message));
             }
@@ -351,21 +351,21 @@ impl Executor {
         }
         let began = Instant::now();
         let saved = self.host.save_snapshot(vm.as_str(), Some(local)).await;
-        self.metrics.saved(saved.is_ok(), began.elapsed());
+        self.metrics.observe_save(saved.is_ok(), began.elapsed());
         saved.map(drop).map_err(StepError::of("SaveFailed"))
     }
 
     async fn push(&self, vm: &VmName, purpose: Purpose) -> Result<(), StepError> {
-        let reference = self.saved(vm, purpose)?;
+        let reference = self.saved_reference(vm, purpose)?;
         let began = Instant::now();
         let name = copy_name(vm, purpose);
         let pushed = self.host.push_snapshot(&name, &reference, Arc::new(|_, _| {})).await;
-        self.metrics.pushed(pushed.is_ok(), began.elapsed());
+        self.metrics.observe_push(pushed.is_ok(), began.elapsed());
         pushed.map(drop).map_err(StepError::of("PushFailed"))
     }
 
     async fn import(&self, vm: &VmName) -> Result<(), StepError> {
-        let reference = self.saved(vm, Purpose::Hibernation)?;
+        let reference = self.saved_reference(vm, Purpose::Hibernation)?;
         // An earlier import may be older than the saved state.
         self.remove_import(vm).await;
         self.pull(&reference, &hibernate_import(vm.as_str())).await
@@ -388,13 +388,13 @@ impl Executor {
 
     /// Returns whether a snapshot was saved from a VM of this namespace. Pulled snapshots have no owner, and other pods may
     /// need them.
-    fn made(&self, info: &SnapshotInfo) -> bool {
+    fn is_of_namespace(&self, info: &SnapshotInfo) -> bool {
         info.owner.namespace == self.pod.namespace
     }
 
     /// Removes a snapshot if it was saved in this namespace.
     async fn remove_copy(&self, name: &str) {
-        if self.host.snapshot(name).await.is_ok_and(|info| self.made(&info)) {
+        if self.host.snapshot(name).await.is_ok_and(|info| self.is_of_namespace(&info)) {
             self.remove_snapshot(name).await;
         }
     }

@@ -135,7 +135,7 @@ impl PodOperation {
     }
 }
 
-fn done(ok: bool) -> Done {
+fn result_label(ok: bool) -> Done {
     Done { result: if ok { "ok" } else { "failed" } }
 }
 
@@ -167,7 +167,7 @@ impl Metrics {
         for (family, ok) in
             [&all.pulls, &all.pushes, &all.saves].into_iter().flat_map(|f| [(f, true), (f, false)])
         {
-            drop(family.get_or_create(&done(ok)));
+            drop(family.get_or_create(&result_label(ok)));
         }
         all
     }
@@ -178,12 +178,12 @@ impl Metrics {
     }
 
     /// Counts VMs whose pods are gone.
-    pub fn orphaned(&self, count: u64) {
+    pub fn count_orphans(&self, count: u64) {
         self.orphans.inc_by(count);
     }
 
     /// Counts a VM that a pod adopted by its name.
-    pub fn adopted_by_name(&self) {
+    pub fn count_adopted_by_name(&self) {
         self.adopted_by_name.inc();
     }
 
@@ -192,26 +192,26 @@ impl Metrics {
         self.table.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
-    pub(crate) fn booted(&self, mode: Mode, took: Duration) {
+    pub(crate) fn observe_boot(&self, mode: Mode, took: Duration) {
         self.boot.get_or_create(&Boot { mode: mode.as_str() }).observe(took.as_secs_f64());
     }
 
-    pub(crate) fn saved(&self, ok: bool, took: Duration) {
-        self.saves.get_or_create(&done(ok)).inc();
+    pub(crate) fn observe_save(&self, ok: bool, took: Duration) {
+        self.saves.get_or_create(&result_label(ok)).inc();
         self.save.observe(took.as_secs_f64());
     }
 
-    pub(crate) fn pushed(&self, ok: bool, took: Duration) {
-        self.pushes.get_or_create(&done(ok)).inc();
+    pub(crate) fn observe_push(&self, ok: bool, took: Duration) {
+        self.pushes.get_or_create(&result_label(ok)).inc();
         self.push.observe(took.as_secs_f64());
     }
 
-    pub(crate) fn pulled(&self, ok: bool, took: Duration) {
-        self.pulls.get_or_create(&done(ok)).inc();
+    pub(crate) fn observe_pull(&self, ok: bool, took: Duration) {
+        self.pulls.get_or_create(&result_label(ok)).inc();
         self.pull.observe(took.as_secs_f64());
     }
 
-    pub(crate) fn probed(&self, took: Duration) {
+    pub(crate) fn observe_probe(&self, took: Duration) {
         self.probe.observe(took.as_secs_f64());
     }
 }

@@ -20,7 +20,8 @@ impl Executor {
         };
         let view = self.view(name)?;
         let given = view.record.addresses();
-        let ips = if given.is_empty() { self.leased(&view).await.into_iter().collect() } else { given };
+        let ips =
+            if given.is_empty() { self.leased_address(&view).await.into_iter().collect() } else { given };
         Some(self.facts_of(&view, ips, known))
     }
 
@@ -43,7 +44,7 @@ impl Executor {
     }
 
     /// Returns the address that a DHCP server of the node leased to the VM.
-    async fn leased(&self, view: &View) -> Option<IpAddr> {
+    async fn leased_address(&self, view: &View) -> Option<IpAddr> {
         let path = self.leases.clone()?;
         let read = tokio::task::spawn_blocking(move || leases::read(&path)).await;
         read.ok()?.ok()?.address_of(&view.record.mac.to_string())

@@ -77,7 +77,7 @@ pub async fn apply_policy(
                 failed = host.delete(record.id.as_str(), true, None).await.err().or(failed);
             }
             OrphanPolicy::Alert | OrphanPolicy::Destroy => {
-                metrics.orphaned(1);
+                metrics.count_orphans(1);
                 let (ns, pod) = (&record.owner.namespace, &record.owner.name);
                 tracing::warn!(vm = %record.name, ns, pod, "VM of a pod that is gone: it stays");
             }

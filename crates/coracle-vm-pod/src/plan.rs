@@ -127,12 +127,12 @@ fn run(facts: &Facts, vm: &VmFacts) -> Plan {
             Plan::wait(starting())
         }
         VmState::Deleting => Plan::wait(starting()),
-        VmState::Running | VmState::Paused => runs(facts, vm),
-        VmState::Stopped | VmState::Failed => off(facts, vm),
+        VmState::Running | VmState::Paused => plan_running(facts, vm),
+        VmState::Stopped | VmState::Failed => plan_stopped(facts, vm),
     }
 }
 
-fn runs(facts: &Facts, vm: &VmFacts) -> Plan {
+fn plan_running(facts: &Facts, vm: &VmFacts) -> Plan {
     let is_ready = vm.state == VmState::Running && facts.is_answering;
     let vm_pod_state = VmPodState::Running { is_ready, since: vm.started_at, ips: vm.ips.clone() };
     let note = note_of(facts, LifecycleState::Ready, Some((vm.id.to_string(), noted_ip(&vm.ips))), "");
@@ -156,7 +156,7 @@ fn may_have_saved_state(facts: &Facts, vm: &VmFacts) -> bool {
 }
 
 /// Plans for a VM whose guest ended.
-fn off(facts: &Facts, vm: &VmFacts) -> Plan {
+fn plan_stopped(facts: &Facts, vm: &VmFacts) -> Plan {
     let succeeded = vm.exit.as_ref().is_some_and(|exit| exit.code == 0 && exit.error.is_empty());
     let again = match facts.pod.restart {
         Restart::Always => true,
@@ -204,7 +204,12 @@ pub(crate) fn note_of(
 }
 
 /// Writes missing annotations, and then waits.
-pub(crate) fn noted(facts: &Facts, state: LifecycleState, message: &str, vm_pod_state: VmPodState) -> Plan {
+pub(crate) fn note_or_wait(
+    facts: &Facts,
+    state: LifecycleState,
+    message: &str,
+    vm_pod_state: VmPodState,
+) -> Plan {
     match note_of(facts, state, None, message) {
         Some(note) => Plan::step(Step::Note(note), vm_pod_state),
         None => Plan::wait(vm_pod_state),
@@ -212,7 +217,7 @@ pub(crate) fn noted(facts: &Facts, state: LifecycleState, message: &str, vm_pod_
 }
 
 /// Marks a pod as failed, because its saved state is lost.
-pub(crate) fn lost(facts: &Facts, wanted: &Wanted, message: String) -> Plan {
+pub(crate) fn mark_lost(facts: &Facts, wanted: &Wanted, message: String) -> Plan {
     let vm_pod_state = VmPodState::Lost(format!("VM {}: {message}", wanted.vm));
-    noted(facts, LifecycleState::Failed, &message, vm_pod_state)
+    note_or_wait(facts, LifecycleState::Failed, &message, vm_pod_state)
 }

@@ -65,7 +65,7 @@ pub fn read(pod: &Pod, forced: bool) -> PodFacts {
         ending: forced || pod.metadata.deletion_timestamp.is_some(),
         ended,
         begun: status.is_some_and(|status| status.start_time.is_some()),
-        noted: noted(pod),
+        noted: read_noted(pod),
         restart: match pod.spec.as_ref().and_then(|spec| spec.restart_policy.as_deref()) {
             Some("Never") => Restart::Never,
             Some("OnFailure") => Restart::OnFailure,
@@ -75,7 +75,7 @@ pub fn read(pod: &Pod, forced: bool) -> PodFacts {
     }
 }
 
-fn noted(pod: &Pod) -> Noted {
+fn read_noted(pod: &Pod) -> Noted {
     let noted = VmRuntimeAnnotations::from_pod(pod);
     let text = |text: String| Some(text).filter(|text| !text.is_empty());
     Noted {
@@ -98,7 +98,7 @@ fn wanted(pod: &Pod) -> Result<Wanted, String> {
         return Err(invalid.to_string());
     }
     let vm: VmName = spec.vm_name.parse().map_err(|error| format!("invalid VM name: {error}"))?;
-    let noted = noted(pod);
+    let noted = read_noted(pod);
     // An existing VM that the pod names is adopted and left unchanged, unless the pod asks to manage its lifecycle.
     let brings_one = noted.id.is_some() && noted.ip.is_some();
     let is_adopted = brings_one && (noted.state.is_none() || noted.message.as_deref() == Some(ADOPTED));

@@ -32,7 +32,7 @@ impl Registry {
     ///
     /// # Errors
     /// When the VM's name is not a valid repository name.
-    pub fn saved(&self, vm: &VmName, purpose: Purpose) -> Result<Reference, String> {
+    pub fn saved_reference(&self, vm: &VmName, purpose: Purpose) -> Result<Reference, String> {
         let tag = match purpose {
             Purpose::Hibernation => TAG_HIBERNATE,
             Purpose::Deletion => TAG_LATEST,
@@ -79,7 +79,7 @@ mod tests {
     fn reference_table() {
         let registry = Registry::at("http://epoch.cocoon-system.svc:8080");
         let vm: VmName = "vk-prod-demo-0".parse().unwrap();
-        let saved = registry.saved(&vm, Purpose::Hibernation).unwrap();
+        let saved = registry.saved_reference(&vm, Purpose::Hibernation).unwrap();
         assert_eq!(saved.to_string(), "epoch.cocoon-system.svc:8080/vk-prod-demo-0:hibernate");
         for (snapshot, want) in [
             ("base", "epoch.cocoon-system.svc:8080/base"),

@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn line_has_the_words_of_its_command() {
+    fn command_line_preserves_each_argument() {
         let words = ["sh", "-c", "echo it's $HOME; \"x\"", "", "a\nb"].map(str::to_owned);
         let printed = std::process::Command::new("sh")
             .args(["-c", &format!("printf '<%s>' {}", line_of(&words))])

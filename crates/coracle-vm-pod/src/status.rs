@@ -81,7 +81,7 @@ fn is_ready(vm_pod_state: &VmPodState) -> bool {
 }
 
 /// Returns reason and message for a pod that is not ready.
-fn unready(vm_pod_state: &VmPodState) -> (&'static str, String) {
+fn unready_reason(vm_pod_state: &VmPodState) -> (&'static str, String) {
     match vm_pod_state {
         VmPodState::Invalid(message) => ("InvalidAnnotations", message.clone()),
         VmPodState::Waiting(waits) => (waits.reason, waits.message.clone()),
@@ -98,7 +98,7 @@ fn unready(vm_pod_state: &VmPodState) -> (&'static str, String) {
 
 fn conditions(input: &StatusInput<'_>, vm_pod_state: &VmPodState) -> Vec<PodCondition> {
     let ready = is_ready(vm_pod_state);
-    let (reason, message) = unready(vm_pod_state);
+    let (reason, message) = unready_reason(vm_pod_state);
     let has_begun = !matches!(vm_pod_state, VmPodState::Invalid(_) | VmPodState::Waiting(_))
         || input.reported.phase.as_deref() == Some("Running");
     let own =
@@ -183,7 +183,7 @@ fn state(
             }
         }
         other => {
-            let (reason, message) = unready(other);
+            let (reason, message) = unready_reason(other);
             let message = Some(message).filter(|text| !text.is_empty());
             let waiting = ContainerStateWaiting { reason: Some(reason.to_owned()), message };
             ContainerState { waiting: Some(waiting), ..ContainerState::default() }

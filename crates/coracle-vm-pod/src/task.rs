@@ -181,10 +181,10 @@ impl Task {
         Box::pin(self.report(seen, &facts, &plan.vm_pod_state)).await;
         match &plan.step {
             Some(Step::Finish(how)) => {
-                self.object.event(events::finished(*how));
+                self.object.event(events::finish_event(*how));
                 match Box::pin(self.finish(*how)).await {
                     Ok(()) => Turn::Removed,
-                    Err(error) => self.failed(&facts, &Step::Finish(*how), error),
+                    Err(error) => self.on_step_failure(&facts, &Step::Finish(*how), error),
                 }
             }
             Some(step) => Box::pin(self.step(step, seen, &facts, input)).await,
@@ -266,7 +266,7 @@ impl Task {
             }
             let own = facts.vm.as_ref().filter(|vm| !matches!(vm.owner, VmOwner::Other(_)));
             if own.is_some() && facts.pod.noted.id.is_none() {
-                metrics.adopted_by_name();
+                metrics.count_adopted_by_name();
             }
             return;
         };
@@ -321,21 +321,21 @@ impl Task {
                 // Downloaded data is kept. A pod that ends does not wait for the rest.
                 tokio::select! {
                     result = work => result,
-                    turn = ends(input) => return turn,
+                    turn = wait_for_end(input) => return turn,
                 }
             }
             step => self.executor.run(step, &seen.pod, wanted).await,
         };
         match result {
             Ok(found) => {
-                self.succeeded(step, seen, facts, found);
+                self.on_step_success(step, seen, facts, found);
                 Turn::Again
             }
-            Err(error) => self.failed(facts, step, error),
+            Err(error) => self.on_step_failure(facts, step, error),
         }
     }
 
-    fn succeeded(&mut self, step: &Step, seen: &VmPodInput, facts: &Facts, found: Option<Saved>) {
+    fn on_step_success(&mut self, step: &Step, seen: &VmPodInput, facts: &Facts, found: Option<Saved>) {
         (self.memory.failure, self.rests_until) = (None, None);
         let memory = &mut self.memory;
         match step {
@@ -360,18 +360,18 @@ impl Task {
             _ => {}
         }
         if let Step::Note(note) = step {
-            self.wrote(note, seen, facts);
+            self.record_note(note, seen, facts);
         }
-        if let Some(happened) = events::happened(step, facts) {
+        if let Some(happened) = events::success_operation(step, facts) {
             self.executor.metrics.count(happened);
         }
-        if let Some(event) = events::succeeded(step, facts) {
+        if let Some(event) = events::success_event(step, facts) {
             self.object.event(event);
         }
     }
 
     /// Records the written annotations, which apply at once; the watch shows them later.
-    fn wrote(&mut self, note: &Note, seen: &VmPodInput, facts: &Facts) {
+    fn record_note(&mut self, note: &Note, seen: &VmPodInput, facts: &Facts) {
         let (id, ip) = note.vm.clone().unwrap_or_default();
         let text = |text: String| Some(text).filter(|text| !text.is_empty());
         let after = Noted {
@@ -387,7 +387,7 @@ impl Task {
         }
     }
 
-    fn failed(&mut self, facts: &Facts, step: &Step, error: StepError) -> Turn {
+    fn on_step_failure(&mut self, facts: &Facts, step: &Step, error: StepError) -> Turn {
         let times = match &self.memory.failure {
             Some(before) if before.step == *step => before.times.saturating_add(1),
             _ => 1,
@@ -407,11 +407,11 @@ impl Task {
         }
         tracing::warn!(pod = self.executor.pod.name, ?step, error = error.message, times, "step failed");
         if times == 1
-            && let Some(happened) = events::failed_to(step, facts)
+            && let Some(happened) = events::failure_operation(step, facts)
         {
             self.executor.metrics.count(happened);
         }
-        self.object.event(events::failed(step, &error));
+        self.object.event(events::failure_event(step, &error));
         self.rests_until = Some(Instant::now() + rest);
         let StepError { reason, message } = error;
         self.memory.failure = Some(Failure { step: step.clone(), reason, message, times, rest });
@@ -498,7 +498,7 @@ impl Task {
                 sleep(answers.rest).await;
                 let began = Instant::now();
                 let answered = probe.ask().await;
-                metrics.probed(began.elapsed());
+                metrics.observe_probe(began.elapsed());
                 answered
             });
         }
@@ -506,7 +506,7 @@ impl Task {
 }
 
 /// Resolves when the pod is being deleted, or its frontend is gone.
-async fn ends(input: &mut watch::Receiver<VmPodInput>) -> Turn {
+async fn wait_for_end(input: &mut watch::Receiver<VmPodInput>) -> Turn {
     let is_ending = |seen: &VmPodInput| seen.forced || seen.pod.metadata.deletion_timestamp.is_some();
     match input.wait_for(is_ending).await {
         Ok(_) => Turn::Again,

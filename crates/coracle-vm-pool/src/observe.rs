@@ -49,14 +49,14 @@ impl Context {
         let vms = async {
             let mut vms = pin!(vms);
             while let Some(event) = vms.next().await {
-                self.changed(&event);
+                self.queue_pool(&event);
             }
         };
         tokio::join!(pools, vms);
     }
 
     /// Queues the pool of a changed VM.
-    fn changed(&self, event: &watcher::Event<MikromVM>) {
+    fn queue_pool(&self, event: &watcher::Event<MikromVM>) {
         let vm = match event {
             watcher::Event::Apply(vm) | watcher::Event::Delete(vm) | watcher::Event::InitApply(vm) => vm,
             watcher::Event::Init | watcher::Event::InitDone => return,

@@ -150,12 +150,12 @@ fn deletions(o: &Observed<'_>, counted: &Counted<'_>) -> Vec<Step> {
             deletions.push(delete(vm));
         }
     };
-    for vm in in_order(&counted.old) {
+    for vm in deletion_order(&counted.old) {
         if rolls || surplus_old > 0 {
             mark_for_deletion(vm, &mut surplus_old);
         }
     }
-    for vm in in_order(&counted.updated) {
+    for vm in deletion_order(&counted.updated) {
         if surplus_updated > 0 {
             mark_for_deletion(vm, &mut surplus_updated);
         }
@@ -164,7 +164,7 @@ fn deletions(o: &Observed<'_>, counted: &Counted<'_>) -> Vec<Step> {
 }
 
 /// Sorts VMs in the order of deletion: first those that are not Ready, then the youngest.
-fn in_order<'a>(vms: &[&'a MikromVM]) -> Vec<&'a MikromVM> {
+fn deletion_order<'a>(vms: &[&'a MikromVM]) -> Vec<&'a MikromVM> {
     let mut vms = vms.to_vec();
     vms.sort_by_key(|vm| {
         let born = vm.metadata.creation_timestamp.as_ref().map(|time| time.0);
@@ -220,7 +220,7 @@ mod tests {
     use crate::testing::{pool, vms};
 
     /// Returns steps as letters: `+` for a creation, and the numbers of deleted VMs.
-    fn shown(steps: &[Step]) -> String {
+    fn steps_text(steps: &[Step]) -> String {
         let one = |step: &Step| match step {
             Step::AddFinalizer => "hold".to_owned(),
             Step::Create(_) => "+".to_owned(),
@@ -255,7 +255,7 @@ mod tests {
         ] {
             let pool = pool(replicas, unavailable, surge);
             let vms = vms(&pool, all);
-            assert_eq!(shown(&plan(&Observed { pool: &pool, vms: &vms })), want, "{why}");
+            assert_eq!(steps_text(&plan(&Observed { pool: &pool, vms: &vms })), want, "{why}");
         }
     }
 
@@ -279,7 +279,7 @@ mod tests {
             ("old ones stay until they are deleted", &on_delete, "OO", ""),
             ("then they are replaced", &on_delete, "O", "+"),
         ] {
-            assert_eq!(shown(&plan(&Observed { pool, vms: &vms(pool, all) })), want, "{why}");
+            assert_eq!(steps_text(&plan(&Observed { pool, vms: &vms(pool, all) })), want, "{why}");
         }
     }
 
@@ -289,7 +289,7 @@ mod tests {
         let made = vms(&pool, "U");
         pool.spec.max_unavailable = 2;
         let steps = plan(&Observed { pool: &pool, vms: &made });
-        assert_eq!(shown(&steps), "max=2", "the template does not have it");
+        assert_eq!(steps_text(&steps), "max=2", "the template does not have it");
         let [Step::Create(vm)] = &plan(&Observed { pool: &pool, vms: &[] })[..] else { panic!() };
         assert_eq!(vm.annotations()[keys::vm::MAX_UNAVAILABLE], "2");
         assert_eq!(vm.labels()["app"], "web");

@@ -88,11 +88,11 @@ impl Context {
             object::scoped::<Service>(&self.client, namespace),
             own.clone(),
             writers.services,
-            |seen| self.changed(seen),
+            |seen| self.queue_vm(seen),
         );
         let slices =
             follow(object::scoped::<EndpointSlice>(&self.client, namespace), own, writers.slices, |seen| {
-                self.changed(seen)
+                self.queue_vm(seen)
             });
         tokio::join!(vms, services, slices);
     }
@@ -104,7 +104,7 @@ impl Context {
     ) {
         let mut events = std::pin::pin!(events);
         while let Some(event) = events.next().await {
-            let event = slim(event);
+            let event = strip_unread_fields(event);
             writer.apply_watcher_event(&event);
             match &event {
                 watcher::Event::Apply(vm) => self.queue.add(ObjectRef::from_obj(vm)),
@@ -127,7 +127,7 @@ impl Context {
     }
 
     /// Queues the VM of a changed Service or EndpointSlice of this controller.
-    fn changed<K: Resource<DynamicType = ()>>(&self, seen: Seen<'_, K>) {
+    fn queue_vm<K: Resource<DynamicType = ()>>(&self, seen: Seen<'_, K>) {
         let object = seen.object();
         if let Some(name) = object.labels().get(VM_LABEL) {
             self.queue.add(ObjectRef::new(name).within(&object.namespace().unwrap_or_default()));
@@ -136,7 +136,7 @@ impl Context {
 }
 
 /// Removes the fields of a VM that this controller does not read.
-fn slim(event: watcher::Event<MikromVM>) -> watcher::Event<MikromVM> {
+fn strip_unread_fields(event: watcher::Event<MikromVM>) -> watcher::Event<MikromVM> {
     let slim = |vm: MikromVM| {
         let metadata = ObjectMeta {
             name: vm.metadata.name,

@@ -217,7 +217,7 @@ mod tests {
         .unwrap()
     }
 
-    fn named<K: Resource<DynamicType = ()>>(mut object: K, uid: &str) -> K {
+    fn set_uid<K: Resource<DynamicType = ()>>(mut object: K, uid: &str) -> K {
         object.meta_mut().uid = Some(uid.into());
         object
     }
@@ -235,8 +235,8 @@ mod tests {
         let mut deleted = running.clone();
         deleted.metadata.deletion_timestamp =
             Some(serde_json::from_value(json!("2026-01-02T03:04:05Z")).unwrap());
-        let service = named(desired_service(&running), "s1");
-        let slice = named(desired_slice(&running), "e1");
+        let service = set_uid(desired_service(&running), "s1");
+        let slice = set_uid(desired_slice(&running), "e1");
         let mut foreign = service.clone();
         foreign.metadata.owner_references = None;
         let mut foreign_slice = slice.clone();
@@ -293,11 +293,11 @@ mod tests {
     #[test]
     fn fields_added_by_the_api_server_cause_no_update() {
         let vm = vm(&json!([{"port": 80}]), "10.0.0.2", true);
-        let mut service = named(desired_service(&vm), "s1");
+        let mut service = set_uid(desired_service(&vm), "s1");
         let spec = service.spec.as_mut().unwrap();
         (spec.cluster_ip, spec.session_affinity) = (Some("10.96.0.7".into()), Some("None".into()));
         service.metadata.annotations = Some([("user".to_owned(), "added".to_owned())].into());
-        let slice = named(desired_slice(&vm), "e1");
+        let slice = set_uid(desired_slice(&vm), "e1");
         assert_eq!(verbs(&Observed { vm: &vm, service: Some(&service), slice: Some(&slice) }), "");
     }
 }

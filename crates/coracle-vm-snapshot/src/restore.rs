@@ -14,7 +14,7 @@ use serde_json::json;
 use tracing::info;
 
 use crate::context::{Context, Error};
-use plan::{Observed, Plan, Step, failed, is_final, plan};
+use plan::{Observed, Plan, Step, failed_status, is_final, plan};
 
 /// Time between observations of a VM that is being created.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
@@ -49,11 +49,11 @@ async fn reconcile(cx: &Context, cached: &VMRestore) -> Result<Action, Error> {
     let now = cx.config.common.clock.timestamp();
     let mut observed =
         Observed { object: &object, snapshot: snapshot.as_ref(), vm: vm.as_ref(), is_copied: false, now };
-    if let Some(node) = plan::copies_at(&observed) {
+    if let Some(node) = plan::copy_node(&observed) {
         match cx.config.nodes.get(node, &plan::copy_name(&object)).await {
             Ok(copy) => observed.is_copied = copy.is_some(),
             Err(error) => {
-                report(cx, &object, &failed(&observed, &error)).await?;
+                report(cx, &object, &failed_status(&observed, &error)).await?;
                 return Err(error.into());
             }
         }
@@ -66,7 +66,7 @@ async fn reconcile(cx: &Context, cached: &VMRestore) -> Result<Action, Error> {
         info!(ns = namespace, name, step = step.name(), "step of a VMRestore");
         let outcome = execute(cx, &namespace, step).await;
         if let Err(Error::Node(error)) = &outcome {
-            report(cx, &object, &failed(&observed, error)).await?;
+            report(cx, &object, &failed_status(&observed, error)).await?;
         }
         outcome?;
     }

@@ -78,7 +78,7 @@ async fn reconcile(cx: &Context, cached: &VMSnapshot) -> Result<Action, Error> {
     let ends = matches!(step, Step::RemoveFinalizer);
     let outcome = execute(cx, &object, &step).await;
     if let Err(Error::Node(error)) = &outcome
-        && let Some(status) = plan::failed(&observed, error)
+        && let Some(status) = plan::failed_status(&observed, error)
     {
         report(cx, &object, &status).await?;
     }

@@ -100,7 +100,7 @@ impl Sender {
     async fn send(&mut self, recorded: &Recorded, step: Step) {
         for _ in 0..TRIES {
             match timeout(LIMIT, self.try_send(recorded, &step)).await {
-                Ok(Ok(name)) => return self.memory.sent(recorded, name),
+                Ok(Ok(name)) => return self.memory.record_sent(recorded, name),
                 // A namespace that is being deleted accepts no new events.
                 Ok(Err(kube::Error::Api(status))) if status.code < 500 && status.code != 429 => {
                     tracing::debug!(reason = recorded.event.reason, error = %status, "event refused");
@@ -218,11 +218,11 @@ impl Correlator {
     fn is_allowed(&mut self, recorded: &Recorded) -> bool {
         if self.allowance.len() >= REMEMBERED {
             // Full allowances need not be remembered.
-            self.allowance.retain(|_, (left, since)| regained(*since, recorded.at) < BURST - *left);
+            self.allowance.retain(|_, (left, since)| refilled_tokens(*since, recorded.at) < BURST - *left);
         }
         let fresh = (BURST, recorded.at);
         let (left, since) = self.allowance.entry(recorded.pod.uid.clone()).or_insert(fresh);
-        let more = regained(*since, recorded.at);
+        let more = refilled_tokens(*since, recorded.at);
         if more > 0 {
             (*left, *since) = (left.saturating_add(more).min(BURST), recorded.at);
         }
@@ -232,7 +232,7 @@ impl Correlator {
     }
 
     /// Records that the event was sent as an object.
-    fn sent(&mut self, recorded: &Recorded, name: String) {
+    fn record_sent(&mut self, recorded: &Recorded, name: String) {
         let key = key(recorded);
         match self.series.get_mut(&key) {
             Some(series) if series.name == name => series.count = series.count.saturating_add(1),
@@ -250,7 +250,7 @@ impl Correlator {
     }
 }
 
-fn regained(since: Timestamp, now: Timestamp) -> u32 {
+fn refilled_tokens(since: Timestamp, now: Timestamp) -> u32 {
     u32::try_from(until(since, now).as_secs() / REFILL.as_secs()).unwrap_or(u32::MAX)
 }
 
@@ -270,11 +270,11 @@ mod tests {
     fn take(memory: &mut Correlator, recorded: &Recorded) -> String {
         match memory.next(recorded) {
             Some(Step::Create) => {
-                memory.sent(recorded, format!("{}", recorded.at));
+                memory.record_sent(recorded, format!("{}", recorded.at));
                 "new".to_owned()
             }
             Some(Step::Count { name, count }) => {
-                memory.sent(recorded, name);
+                memory.record_sent(recorded, name);
                 count.to_string()
             }
             None => "dropped".to_owned(),

@@ -163,7 +163,7 @@ pub(crate) async fn run(config: PodsConfig, stop: CancellationToken) {
         jobs: JoinSet::new(),
         stop: stop.clone(),
     };
-    pods.until(&stop, &ready, &turns).await;
+    pods.run_until_stopped(&stop, &ready, &turns).await;
     while pods.jobs.join_next().await.is_some() {}
     helpers_stop.cancel();
     shared.watches.join().await;
@@ -171,7 +171,7 @@ pub(crate) async fn run(config: PodsConfig, stop: CancellationToken) {
 }
 
 impl Pods {
-    async fn until(
+    async fn run_until_stopped(
         &mut self,
         stop: &CancellationToken,
         ready: &watch::Sender<bool>,
@@ -187,7 +187,7 @@ impl Pods {
             tokio::select! {
                 () = stop.cancelled() => return,
                 Some(event) = events.next() => match event {
-                    Ok(event) => self.take(event),
+                    Ok(event) => self.handle_event(event),
                     Err(error) => tracing::warn!(%error, "watch pods failed"),
                 },
                 Some(job) = self.jobs.join_next(), if !self.jobs.is_empty() => match job {
@@ -206,7 +206,7 @@ impl Pods {
         }
     }
 
-    fn take(&mut self, event: Event<Pod>) {
+    fn handle_event(&mut self, event: Event<Pod>) {
         match event {
             Event::Init => self.listed = Some(BTreeSet::new()),
             Event::InitApply(pod) => {
@@ -215,9 +215,9 @@ impl Pods {
                 }
                 // Running pods are counted before a new one is admitted.
                 if let Some(uid) = pod.metadata.uid.as_ref().filter(|_| has_begun(&pod)) {
-                    self.shared.ledger.keep(uid, &pod);
+                    self.shared.ledger.reserve_running(uid, &pod);
                 }
-                self.see(pod);
+                self.handle_applied(pod);
             }
             Event::InitDone => {
                 let listed = self.listed.take().unwrap_or_default();
@@ -229,13 +229,13 @@ impl Pods {
                 }
                 self.sweep();
             }
-            Event::Apply(pod) => self.see(pod),
-            Event::Delete(pod) => self.vanished(pod),
+            Event::Apply(pod) => self.handle_applied(pod),
+            Event::Delete(pod) => self.handle_deletion(pod),
         }
     }
 
     /// Handles a pod that the watch reports.
-    fn see(&mut self, mut pod: Pod) {
+    fn handle_applied(&mut self, mut pod: Pod) {
         pod.metadata.managed_fields = None;
         let Some(id) = id_of(&pod) else { return };
         self.unlisted.remove(&id.uid);
@@ -275,7 +275,7 @@ impl Pods {
     }
 
     /// Handles a deleted object: the remaining parts of the pod are ended at once.
-    fn vanished(&mut self, pod: Pod) {
+    fn handle_deletion(&mut self, pod: Pod) {
         let Some(id) = id_of(&pod) else { return };
         self.removed.remove(&id.uid);
         self.force(&id.uid);
@@ -306,7 +306,7 @@ impl Pods {
             }
             Job::Checked(pod, fate) => {
                 self.checking.remove(&pod.uid);
-                self.checked(pod, fate);
+                self.handle_existence(pod, fate);
             }
             Job::Swept => {}
         }
@@ -318,7 +318,7 @@ impl Pods {
         self.shared.ledger.release(uid);
     }
 
-    fn checked(&mut self, pod: PodId, fate: Fate) {
+    fn handle_existence(&mut self, pod: PodId, fate: Fate) {
         match (fate, self.known.contains_key(&pod.uid)) {
             (Fate::Gone, true) => self.force(&pod.uid),
             (Fate::Gone, false) => {
@@ -364,7 +364,7 @@ impl Pods {
             if self.checking.insert(pod.uid.clone()) {
                 let client = self.shared.client.clone();
                 self.jobs.spawn(async move {
-                    let fate = fate(&client, &pod).await;
+                    let fate = check_existence(&client, &pod).await;
                     Job::Checked(pod, fate)
                 });
             }
@@ -422,7 +422,7 @@ fn id_of(pod: &Pod) -> Option<PodId> {
 }
 
 /// Reads the pod from the API server, bypassing all caches.
-async fn fate(client: &Client, pod: &PodId) -> Fate {
+async fn check_existence(client: &Client, pod: &PodId) -> Fate {
     let pods: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace);
     match timeout(READ_LIMIT, pods.get_metadata_opt(&pod.name)).await {
         Ok(Ok(Some(found))) if found.metadata.uid.as_deref() == Some(pod.uid.as_str()) => Fate::Exists,

@@ -54,7 +54,7 @@ impl PodEntry {
     }
 
     /// Returns the pod with this node's status.
-    pub(crate) fn shown(&self) -> Pod {
+    pub(crate) fn pod_with_status(&self) -> Pod {
         let Pod { metadata, spec, .. } = &*self.pod;
         Pod { metadata: metadata.clone(), spec: spec.clone(), status: self.status().cloned() }
     }

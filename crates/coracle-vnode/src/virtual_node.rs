@@ -124,7 +124,7 @@ impl VirtualNode {
                 // Tasks that end because of `stop` do not count as failed.
                 biased;
                 () = stop.cancelled() => Ok(()),
-                Some(task) = tasks.join_next() => self.early(task),
+                Some(task) = tasks.join_next() => self.task_error(task),
             },
             Err(error) => Err(error),
         };
@@ -133,7 +133,7 @@ impl VirtualNode {
         first
     }
 
-    fn early(
+    fn task_error(
         &self,
         task: Result<(&'static str, Result<(), VirtualNodeError>), tokio::task::JoinError>,
     ) -> Result<(), VirtualNodeError> {

@@ -174,7 +174,7 @@ impl FakeVsphere {
     }
 
     /// Removes the inventory object of a field such as `vsphere.network`.
-    pub fn without(&self, field: &str) {
+    pub fn remove_inventory(&self, field: &str) {
         self.lock().missing.insert(field.to_owned());
     }
 
@@ -216,12 +216,12 @@ impl FakeVsphere {
 
     /// Makes powering on a VM fail if the image in its drive does not exist, as at a real host. The simulator does not check
     /// this.
-    pub fn look_at_images(&self) {
+    pub fn check_images(&self) {
         self.lock().looks_at_images = true;
     }
 
     /// Sets whether logins get no answer, as from an address without a listener.
-    pub fn be_silent(&self, yes: bool) {
+    pub fn set_silent(&self, yes: bool) {
         self.lock().silent = yes;
     }
 
@@ -266,7 +266,7 @@ impl FakeVsphere {
     }
 
     /// Changes a VM as another client would; setting the `Option` to `None` removes the VM.
-    pub fn meddle(&self, id: &str, change: impl FnOnce(&mut Option<Vm>)) {
+    pub fn change_vm(&self, id: &str, change: impl FnOnce(&mut Option<Vm>)) {
         self.settle();
         let mut state = self.lock();
         let mut vm = state.vms.remove(id);
@@ -295,7 +295,7 @@ impl FakeVsphere {
 
     /// Makes a VM ask a question that blocks it.
     pub fn ask(&self, id: &str, question: coracle_vsphere::Question) {
-        self.meddle(id, |vm| {
+        self.change_vm(id, |vm| {
             if let Some(vm) = vm {
                 vm.question = Some(question);
             }

@@ -66,11 +66,11 @@ impl VsphereMetrics {
 
     /// Initialises each metric, so that a scrape shows all of them.
     pub fn touch(&self) {
-        self.called("RetrieveServiceContent", true, Duration::ZERO);
-        self.uploaded(0);
+        self.record_call("RetrieveServiceContent", true, Duration::ZERO);
+        self.record_upload(0);
     }
 
-    pub(crate) fn called(&self, method: &'static str, ok: bool, took: Duration) {
+    pub(crate) fn record_call(&self, method: &'static str, ok: bool, took: Duration) {
         let result = if ok { "success" } else { "error" };
         self.calls.get_or_create(&Call { method, result }).inc();
         self.seconds.get_or_create(&Method { method }).observe(took.as_secs_f64());
@@ -84,7 +84,7 @@ impl VsphereMetrics {
         }
     }
 
-    pub(crate) fn uploaded(&self, bytes: u64) {
+    pub(crate) fn record_upload(&self, bytes: u64) {
         self.iso_bytes.inc_by(bytes);
     }
 }

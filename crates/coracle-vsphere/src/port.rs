@@ -345,7 +345,7 @@ pub trait Vsphere: Debug + Send + Sync {
     ///
     /// # Errors
     /// The fault of the task; [`VsphereError::TaskRuns`] when the task has not ended within the time limit of a wait.
-    async fn ended(&self, task: &TaskId) -> Result<Option<Object>, VsphereError>;
+    async fn wait_task(&self, task: &TaskId) -> Result<Option<Object>, VsphereError>;
 
     /// Answers a question of a VM.
     ///

@@ -181,8 +181,8 @@ impl Vsphere for SoapVsphere {
         self.session.start_task("ReconfigVM_Task", vm, &spec::change(change)).await
     }
 
-    async fn ended(&self, task: &TaskId) -> Result<Option<Object>, VsphereError> {
-        Ok(self.ending.ended(task).await?.and_then(|result| result.object()))
+    async fn wait_task(&self, task: &TaskId) -> Result<Option<Object>, VsphereError> {
+        Ok(self.ending.wait_task(task).await?.and_then(|result| result.object()))
     }
 
     async fn answer(&self, vm: &Object, question: &str, choice: &str) -> Result<(), VsphereError> {

@@ -25,8 +25,8 @@ async fn check(vsphere: &dyn Vsphere) -> anyhow::Result<()> {
     let mut machines = vsphere.machines(&site);
     let store = vsphere.place(&site, &spec).await?;
     let task = vsphere.create(&site, &store, &spec).await?;
-    let object = vsphere.ended(&task).await?.unwrap();
-    assert_eq!(vsphere.ended(&task).await?, Some(object.clone()), "a task that has ended tells it again");
+    let object = vsphere.wait_task(&task).await?.unwrap();
+    assert_eq!(vsphere.wait_task(&task).await?, Some(object.clone()), "a task that has ended tells it again");
     for one in [
         Wanted { instance_uuid: spec.instance_uuid.clone(), ..Wanted::default() },
         Wanted { uuids: vec![spec.uuid.clone()], ..Wanted::default() },
@@ -47,10 +47,10 @@ async fn check(vsphere: &dyn Vsphere) -> anyhow::Result<()> {
     machines.wait_for(same).await?;
 
     let on = vsphere.power_on(&object).await?;
-    vsphere.ended(&on).await?;
+    vsphere.wait_task(&on).await?;
     machines.wait_for(|m| m.vms.get(&object.id).is_some_and(|vm| vm.powered_on)).await?;
     let again = vsphere.power_on(&object).await?;
-    let error = vsphere.ended(&again).await.unwrap_err();
+    let error = vsphere.wait_task(&again).await.unwrap_err();
     assert_eq!(
         (error.fault(), error.class()),
         (Some("InvalidPowerState"), FaultClass::Race),
@@ -63,7 +63,7 @@ async fn check(vsphere: &dyn Vsphere) -> anyhow::Result<()> {
         Change::InsertIso { cdrom: drive.clone(), iso: "[LocalDS_0] other.iso".into() },
     ] {
         let task = vsphere.reconfigure(&object, &change).await?;
-        vsphere.ended(&task).await?;
+        vsphere.wait_task(&task).await?;
     }
     let vm = &vsphere.find(&site, &wanted).await?[0];
     assert_eq!(vm.annotation, "another's");
@@ -74,20 +74,20 @@ async fn check(vsphere: &dyn Vsphere) -> anyhow::Result<()> {
         (Change::Empty(drive.clone()), None),
     ] {
         let task = vsphere.reconfigure(&object, &change).await?;
-        vsphere.ended(&task).await?;
+        vsphere.wait_task(&task).await?;
         let seen = vsphere.find(&site, &wanted).await?[0].cdrom.clone().unwrap();
         assert_eq!((seen.key, seen.iso.as_deref(), seen.connected), (drive.key, iso, false), "{change:?}");
     }
 
     let off = vsphere.power_off(&object).await?;
-    vsphere.ended(&off).await?;
+    vsphere.wait_task(&off).await?;
     let gone = vsphere.destroy(&object).await?;
-    vsphere.ended(&gone).await?;
+    vsphere.wait_task(&gone).await?;
     machines.wait_for(|m| !m.vms.contains_key(&object.id)).await?;
     assert_eq!(vsphere.find(&site, &wanted).await?, [], "nothing is there after");
     let error = match vsphere.destroy(&object).await {
         Err(error) => error,
-        Ok(task) => vsphere.ended(&task).await.unwrap_err(),
+        Ok(task) => vsphere.wait_task(&task).await.unwrap_err(),
     };
     assert_eq!(error.class(), FaultClass::Gone);
 

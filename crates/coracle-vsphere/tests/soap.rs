@@ -47,9 +47,9 @@ fn twenty_machines_take_six_calls_each_and_shared_waits() {
                 assert!(client.find(&site, &wanted).await?.is_empty());
                 let store = client.place(&site, &spec).await?;
                 let task = client.create(&site, &store, &spec).await?;
-                let vm = client.ended(&task).await?.unwrap();
+                let vm = client.wait_task(&task).await?.unwrap();
                 let task = client.power_on(&vm).await?;
-                client.ended(&task).await?;
+                client.wait_task(&task).await?;
                 let up =
                     |m: &Arc<coracle_vsphere::SiteVms>| m.vms.get(&vm.id).is_some_and(|vm| vm.powered_on);
                 client.machines(&site).wait_for(up).await.map(drop).unwrap();
@@ -88,7 +88,7 @@ fn expired_session_is_renewed_once_for_all_callers() {
         let spec = vm_spec("after", 1);
         let store = client.place(&site, &spec).await?;
         let task = client.create(&site, &store, &spec).await?;
-        assert!(client.ended(&task).await?.is_some());
+        assert!(client.wait_task(&task).await?.is_some());
         machines.wait_for(|m| m.is_current && !m.vms.is_empty()).await?;
         client.close().await;
         Ok(())
@@ -188,7 +188,7 @@ fn missing_inventory_object_is_reported_with_the_field() {
         let vm = vm_spec("on-dvs", 1);
         let store = client.place(&site, &vm).await?;
         let task = client.create(&site, &store, &vm).await?;
-        assert!(client.ended(&task).await?.is_some());
+        assert!(client.wait_task(&task).await?.is_some());
         client.close().await;
         Ok(())
     });
@@ -255,7 +255,7 @@ fn tags_are_attached_by_name() {
         let spec = vm_spec("tagged", 1);
         let store = client.place(&site, &spec).await?;
         let task = client.create(&site, &store, &spec).await?;
-        let vm = client.ended(&task).await?.unwrap();
+        let vm = client.wait_task(&task).await?.unwrap();
         let error = client.attach_tags(&vm, &["absent-tag".into()]).await.unwrap_err();
         assert_eq!(error.to_string(), "vsphere.vmTags: no tag \"absent-tag\"");
         client.close().await;

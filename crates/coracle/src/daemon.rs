@@ -42,7 +42,7 @@ fn identity() -> String {
 /// Runs the tasks of a daemon until it stops, and meanwhile returns freed memory to the system.
 async fn run(mut tasks: Tasks, grace: Duration) -> miette::Result<()> {
     tasks.spawn("memory", |stop| async move {
-        memory::give_back(stop).await;
+        memory::trim_when_idle(stop).await;
         Ok(())
     });
     tasks.run(stop_signal(), grace).await

@@ -73,7 +73,7 @@ pub(crate) async fn run(global: &Global, args: DoctorArgs) -> miette::Result<u8>
     let config = QemuConfig { program: "qemu-system-x86_64".into(), kvm: Some(kvm_probe_of(None)) };
     let probe = QemuDriver::new(config).probe().await;
     let mut checks = vec![hypervisor(&probe), accelerator(&probe)];
-    checks.extend(others().await);
+    checks.extend(optional_hypervisors().await);
     checks.push(memory(&std::fs::read_to_string("/proc/meminfo").unwrap_or_default()));
     checks.extend(programs());
     checks.push(guest_kernel());
@@ -131,7 +131,7 @@ fn hypervisor(probe: &Probe) -> Check {
 }
 
 /// Checks the hypervisors that a VM may ask for by name. They are optional.
-async fn others() -> Vec<Check> {
+async fn optional_hypervisors() -> Vec<Check> {
     let program =
         |variable: &str, name: &str| std::env::var_os(variable).map_or_else(|| name.into(), PathBuf::from);
     let firecracker = FirecrackerConfig {

@@ -67,7 +67,7 @@ fn config(get: impl Fn(&str) -> Option<String>) -> miette::Result<Option<S3Confi
 mod tests {
     use super::*;
 
-    fn of(text: &str) -> miette::Result<Option<S3Config>> {
+    fn parse_config(text: &str) -> miette::Result<Option<S3Config>> {
         let file = parse(text);
         config(|name| file.get(name).cloned())
     }
@@ -76,13 +76,13 @@ mod tests {
     fn env_file_of_the_original_epoch_is_parsed() {
         let text = "# store\nexport EPOCH_S3_ENDPOINT=s3.example:9000\nEPOCH_S3_BUCKET=\"epoch\"\nEPOCH_S3_ACCESS_KEY='a'\n\
                     EPOCH_S3_SECRET_KEY = b=c \nEPOCH_S3_SECURE=false\n";
-        let s3 = of(text).unwrap().unwrap();
+        let s3 = parse_config(text).unwrap().unwrap();
         assert_eq!((s3.endpoint.as_str(), s3.bucket.as_str()), ("http://s3.example:9000", "epoch"));
         assert_eq!((s3.prefix.as_str(), s3.secret_key.as_str()), ("epoch/", "b=c"));
-        let secure = of(&text.replace("EPOCH_S3_SECURE=false", "")).unwrap().unwrap();
+        let secure = parse_config(&text.replace("EPOCH_S3_SECURE=false", "")).unwrap().unwrap();
         assert_eq!(secure.endpoint, "https://s3.example:9000");
-        assert_eq!(of("").unwrap(), None);
-        let missing = of("EPOCH_S3_ENDPOINT=x").unwrap_err().to_string();
+        assert_eq!(parse_config("").unwrap(), None);
+        let missing = parse_config("EPOCH_S3_ENDPOINT=x").unwrap_err().to_string();
         assert!(missing.contains("EPOCH_S3_BUCKET is not"), "{missing}");
     }
 }

@@ -14,8 +14,10 @@ pub(crate) async fn run(args: PushLayoutArgs) -> miette::Result<u8> {
     let target: Reference = args.reference.parse().map_err(|error| Failure::usage(format!("{error}")))?;
     // The store verifies every digest.
     let scratch = tempfile::tempdir().into_diagnostic()?;
-    let options =
-        StoreOptions { registries: registries::load_and_say(&args.registries)?, ..StoreOptions::default() };
+    let options = StoreOptions {
+        registries: registries::load_with_warnings(&args.registries)?,
+        ..StoreOptions::default()
+    };
     let store = Store::open(scratch.path().join("images"), options).into_diagnostic()?;
     let source = Source::OciDir { dir: args.layout.clone(), tag: None };
     let read = store.import(&source, Some(&target), Arc::new(NoProgress)).await.into_diagnostic();

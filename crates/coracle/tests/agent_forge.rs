@@ -75,7 +75,12 @@ fn start(dir: &Path, port: u16) -> anyhow::Result<Child> {
     Ok(command.stdout(Stdio::null()).stderr(log).kill_on_drop(true).spawn()?)
 }
 
-async fn world(client: &Client, ns: &str, vcsim: &Vcsim, image: &ImageService) -> anyhow::Result<()> {
+async fn create_objects(
+    client: &Client,
+    ns: &str,
+    vcsim: &Vcsim,
+    image: &ImageService,
+) -> anyhow::Result<()> {
     let data = Some(secret(vcsim.url(), vcsim.thumbprint()));
     let mut object = Secret { string_data: data, ..Secret::default() };
     object.metadata.name = Some("vsphere-credentials".into());
@@ -138,7 +143,7 @@ fn agent_forge_runs_with_original_flags_ports_lease_and_rbac() {
         world::install(&client, &definitions(&["v1beta2", "v1beta1"])).await?;
         answers("/readyz", 200).await;
         let (ns, image) = (cluster.namespace().await?, ImageService::start().await?);
-        world(&client, &ns, &vcsim, &image).await?;
+        create_objects(&client, &ns, &vcsim, &image).await?;
         assert_eq!(get(&format!("{health}/metrics"), None).await.unwrap().0, 404, "not on the open port");
         let requests: Api<VsphereAgent> = Api::namespaced(client.clone(), &ns);
         let vm = until("a VM that is recorded", LIMIT, async || {
@@ -156,7 +161,7 @@ fn agent_forge_runs_with_original_flags_ports_lease_and_rbac() {
 
         metrics(&client, &kubectl, cluster.kubeconfig(), &format!("https://127.0.0.1:{port}/metrics"))
             .await?;
-        told(&dir.path().join("kubeconfig"), &ns).await;
+        check_commands(&dir.path().join("kubeconfig"), &ns).await;
 
         let pid = rustix::process::Pid::from_raw(i32::try_from(operator.id().unwrap())?).unwrap();
         rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
@@ -209,7 +214,7 @@ async fn metrics(client: &Client, kubectl: &Path, kubeconfig: &Path, url: &str) 
 }
 
 /// Checks `coracle agentpool …` with the operator's own permissions.
-async fn told(kubeconfig: &Path, ns: &str) {
+async fn check_commands(kubeconfig: &Path, ns: &str) {
     let ask = async |command: &str, more: &[&str]| {
         coracle(kubeconfig, &[&["agentpool", command, POOL, "-n", ns], more].concat()).await
     };

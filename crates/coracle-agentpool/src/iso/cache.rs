@@ -21,11 +21,11 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use super::{Due, IsoError, IsoOptions, IsoVerify, due, hash, prefix, redacted, surplus, upload};
+use super::{Due, IsoError, IsoOptions, IsoVerify, due, hash, prefix, redact_url, surplus, upload};
 use crate::{
     Context,
     error::chain,
-    status::{pool_event, report_iso, say, seconds},
+    status::{new_condition, pool_event, report_iso, seconds},
     vcenters::Provider,
 };
 
@@ -66,7 +66,7 @@ impl Cache {
 
     /// Records that a VM of the pool did not find its image, so that the image is checked before the next VM is created. This
     /// can happen because pools that share a folder may have different intervals, and users may delete files.
-    pub(crate) fn lose(&self, pool: &VsphereAgentPool, provider: &Provider) {
+    pub(crate) fn record_lost_image(&self, pool: &VsphereAgentPool, provider: &Provider) {
         self.lost.lock().insert(folder_key(pool, provider));
     }
 
@@ -117,7 +117,7 @@ pub(crate) async fn ensure(
 }
 
 fn pending(url: &str) -> Arc<IsoError> {
-    Arc::new(IsoError::Pending { url: redacted(url) })
+    Arc::new(IsoError::Pending { url: redact_url(url) })
 }
 
 /// Returns the check that is under way or failed a moment ago, or else starts a new one.
@@ -198,7 +198,8 @@ async fn check_now(
             }
             let path = status.path.clone();
             if let Err(error) =
-                report_iso(cx, pool, Some(&status), say("ISOReady", true, reason, path.clone())).await
+                report_iso(cx, pool, Some(&status), new_condition("ISOReady", true, reason, path.clone()))
+                    .await
             {
                 tracing::debug!(error = chain(&error), "ISO not reported; it is at the next pass");
             }
@@ -209,7 +210,7 @@ async fn check_now(
             let text = chain(&error);
             pool_event(cx, pool, Kind::Warning, "ISORefreshFailed", text.clone()).await;
             if let Err(error) =
-                report_iso(cx, pool, None, say("ISOReady", false, "ISORefreshFailed", text)).await
+                report_iso(cx, pool, None, new_condition("ISOReady", false, "ISORefreshFailed", text)).await
             {
                 tracing::debug!(error = chain(&error), "ISO not reported");
             }
@@ -240,16 +241,16 @@ async fn pass(
             None => return Ok((old, "VerificationDeferred")),
         }
     }
-    let refused = |what: String| IsoError::Refused { url: redacted(url), what };
+    let refused = |what: String| IsoError::Refused { url: redact_url(url), what };
     let download = |source: reqwest::Error| IsoError::Download {
-        url: redacted(url),
+        url: redact_url(url),
         source: Box::new(source.without_url()),
     };
     let client = upload::client(&cx.iso.options).map_err(refused)?;
-    let request = conditional(client.get(url), &old, keep);
+    let request = make_conditional(client.get(url), &old, keep);
     let response = request.send().await.map_err(download)?;
     let mut status = IsoStatus {
-        url: redacted(url),
+        url: redact_url(url),
         url_hash: hash(url),
         checked_at: Some(now.clone()),
         force_refresh_token: if token.is_empty() {
@@ -282,7 +283,7 @@ async fn pass(
 }
 
 /// Makes the request conditional if the old image still exists.
-fn conditional(mut request: RequestBuilder, old: &IsoStatus, keep: bool) -> RequestBuilder {
+fn make_conditional(mut request: RequestBuilder, old: &IsoStatus, keep: bool) -> RequestBuilder {
     let validators = [(header::IF_NONE_MATCH, &old.etag), (header::IF_MODIFIED_SINCE, &old.last_modified)];
     for (name, value) in validators.into_iter().filter(|(_, value)| keep && !value.is_empty()) {
         request = request.header(name, value);
@@ -296,7 +297,7 @@ fn header_of(response: &Response, name: HeaderName) -> String {
 
 /// Images that other pools name in their status, in the form of a drive's `[store] path`. They must be kept, because pools may
 /// share a prefix while the VMs of each are in a folder of its own.
-fn shown_by_others(cx: &Context, pool: &VsphereAgentPool) -> Vec<String> {
+fn images_of_others(cx: &Context, pool: &VsphereAgentPool) -> Vec<String> {
     let pools = cx.caches.pools.state();
     let others = pools.iter().filter(|p| p.uid() != pool.uid());
     let isos = others.filter_map(|p| p.status.as_ref()?.iso.clone());
@@ -320,7 +321,7 @@ async fn prune(
     }
     let keep = pool.spec.iso.clone().unwrap_or_default().retain_versions;
     let mut held: HashSet<_> = in_use.vms.values().filter_map(|vm| vm.cdrom.as_ref()?.iso.clone()).collect();
-    held.extend(shown_by_others(cx, pool));
+    held.extend(images_of_others(cx, pool));
     let keep = usize::try_from(keep.max(1)).unwrap_or(1);
     for path in surplus(&status.history, &status.path, keep, &held) {
         match provider.vcenter.api.delete_file(&provider.site, &path).await {

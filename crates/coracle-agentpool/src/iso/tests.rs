@@ -12,7 +12,7 @@ fn redacted_url_contains_no_token() {
         ("https://u:secret@h:8443/a/b.iso#secret", "https://h:8443/a/b.iso"),
         ("http://h?image_token=secret", "http://h"),
     ] {
-        assert_eq!(redacted(url), want);
+        assert_eq!(redact_url(url), want);
     }
 }
 

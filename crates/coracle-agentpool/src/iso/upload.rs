@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use reqwest::Response;
 use sha2::{Digest as _, Sha256};
 
-use super::{IsoError, IsoOptions, redacted, stale};
+use super::{IsoError, IsoOptions, redact_url, stale};
 use crate::vcenters::Provider;
 
 /// Creates a client that trusts the system's authorities and those of the options.
@@ -54,7 +54,7 @@ pub(super) async fn store(
     response: Response,
     now: Timestamp,
 ) -> Result<Stored, IsoError> {
-    let refused = |what: String| IsoError::Refused { url: redacted(url), what };
+    let refused = |what: String| IsoError::Refused { url: redact_url(url), what };
     let (api, site) = (&provider.vcenter.api, &provider.site);
     let length = response.content_length().ok_or_else(|| refused("it does not tell the length".into()))?;
     if length > options.bytes_max || length == 0 {
@@ -68,7 +68,7 @@ pub(super) async fn store(
     for name in stale(&left, now) {
         api.delete_file(site, &format!("{folder}/{name}")).await?;
     }
-    let (body, digest) = through_digest(response);
+    let (body, digest) = digest_body(response);
     let uploaded = api.upload(site, &partial, length, body).await;
     let whole = match &uploaded {
         Ok(()) => is_there(provider, folder, &partial, size).await?,
@@ -89,7 +89,7 @@ pub(super) async fn store(
 }
 
 /// Body of a response, and the digest of the bytes that have passed through it.
-fn through_digest(response: Response) -> (Body, Arc<Mutex<Sha256>>) {
+fn digest_body(response: Response) -> (Body, Arc<Mutex<Sha256>>) {
     let digest = Arc::new(Mutex::new(Sha256::new()));
     let sum = digest.clone();
     let body = stream::try_unfold(response, |mut response| async move {

@@ -22,7 +22,7 @@ pub(crate) fn manages(pool: &VsphereAgentPool) -> bool {
 }
 
 /// Rows of discovered Agents whose VM vSphere confirms, each with that VM (pure).
-pub(crate) fn confirmed<'a>(
+pub(crate) fn confirmed_rows<'a>(
     rows: &'a [OwnedVm],
     seen: &'a SiteVms,
 ) -> impl Iterator<Item = (&'a OwnedVm, &'a Arc<Vm>)> {
@@ -49,7 +49,7 @@ pub(super) async fn adoptable(cx: &Context, pool: &VsphereAgentPool, rows: &[Own
         request: request(pool, row),
         note: format!("VM {} ({}) is adopted with its Agent", vm.name, vm.uuid),
     };
-    confirmed(rows, &machines).map(adoption).collect()
+    confirmed_rows(rows, &machines).map(adoption).collect()
 }
 
 fn request(pool: &VsphereAgentPool, row: &OwnedVm) -> VsphereAgent {
@@ -138,7 +138,7 @@ mod tests {
             ),
         ] {
             let seen = SiteVms { is_current: current, vms: vms.into_iter().collect() };
-            assert_eq!(confirmed(&[row], &seen).count(), want, "{why}");
+            assert_eq!(confirmed_rows(&[row], &seen).count(), want, "{why}");
         }
     }
 }

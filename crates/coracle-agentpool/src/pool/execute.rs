@@ -232,7 +232,7 @@ async fn report(cx: &Context, pool: &VsphereAgentPool, steps: &[Step], applied: 
 /// Counts VMs whose notes name an owner that does not exist, if the folder of the pool is watched. For pools that share a
 /// folder, only the first by name counts them.
 pub(super) async fn count_unowned(cx: &Context, pool: &VsphereAgentPool) {
-    let Some(folder) = cx.watched(pool) else { return };
+    let Some(folder) = cx.watched_folder(pool) else { return };
     let seen = folder.borrow().clone();
     if !seen.is_current {
         return;
@@ -240,11 +240,12 @@ pub(super) async fn count_unowned(cx: &Context, pool: &VsphereAgentPool) {
     let notes: HashSet<_> =
         cx.caches.requests.state().iter().filter_map(|r| r.uid()).map(|uid| owner_note(&uid)).collect();
     let pools = cx.caches.pools.state();
-    let sharing = pools.iter().filter(|p| cx.watched(p).is_some_and(|other| other.same_channel(&folder)));
+    let sharing =
+        pools.iter().filter(|p| cx.watched_folder(p).is_some_and(|other| other.same_channel(&folder)));
     let first = sharing.map(|p| (p.namespace(), p.name_any())).min();
     let is_first = first.is_none_or(|first| first == (pool.namespace(), pool.name_any()));
     let count = if is_first { unowned(&seen, &notes) } else { 0 };
-    cx.config.pool_metrics.unowned(&pool.namespace().unwrap_or_default(), &pool.name_any(), count);
+    cx.config.pool_metrics.set_unowned(&pool.namespace().unwrap_or_default(), &pool.name_any(), count);
 }
 
 /// Number of VMs whose notes name an owner that does not exist.

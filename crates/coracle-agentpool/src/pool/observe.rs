@@ -10,11 +10,11 @@ use kube::{Api, ResourceExt as _};
 use super::{
     adopt,
     plan::{Adoption, Pin, RequestView, Snapshot},
-    rows::{Graces, Machines, discovered, is_candidate, matches, refresh, rows},
+    rows::{Graces, Machines, discovered_row, is_candidate, matches, refresh, rows},
 };
 use crate::{
     Context, Error,
-    demand::{Counters, belongs, count, is_of, is_waiting, place, unmet},
+    demand::{Counters, belongs, count, is_of, is_waiting, place, unmet_terms},
     error::api,
     identity::{AgentFacts, HardwareId, label_value},
     iso,
@@ -81,11 +81,11 @@ pub(super) async fn observe(cx: &Context, pool: &VsphereAgentPool) -> Result<Obs
     let agents = agents(cx, pool, &rows);
     let found = matches(&rows, &agents);
     let sources = Sources { pool, agent_machines: &agent_machines, machines: &machines, graces, now };
-    let rows = sources.refreshed(&rows, &previous, &agents, &found);
+    let rows = sources.refresh_rows(&rows, &previous, &agents, &found);
     Ok(Observed {
         adoptable: adopt::adoptable(cx, pool, &rows).await,
         pins: pins(pool, &agent_machines, requests.iter().map(AsRef::as_ref)),
-        unmet: agent_machines.iter().flat_map(|am| unmet(am, pool)).collect(),
+        unmet: agent_machines.iter().flat_map(|am| unmet_terms(am, pool)).collect(),
         requests: requests.iter().map(|r| request_view(r)).collect(),
         iso_due: infra_env.as_ref().is_ok_and(|url| is_iso_due(pool, url, now)),
         demand: count(agent_machines.iter().copied()),
@@ -171,7 +171,7 @@ impl Sources<'_> {
     }
 
     /// Rows with the present state of their Agents, and a row for each Agent that is older than the pool.
-    fn refreshed(
+    fn refresh_rows(
         &self,
         rows: &[OwnedVm],
         previous: &[OwnedVm],
@@ -193,7 +193,15 @@ impl Sources<'_> {
         for (_, agent) in agents.iter().enumerate().filter(|(i, a)| !known.contains(i) && !a.is_going) {
             let name = agent.known_hostname().to_owned();
             if !name.is_empty() && is_candidate(agent, pool) && names.insert(name) {
-                next.push(discovered(agent, self.machine_of(agent), pool, previous, machines, *now, graces));
+                next.push(discovered_row(
+                    agent,
+                    self.machine_of(agent),
+                    pool,
+                    previous,
+                    machines,
+                    *now,
+                    graces,
+                ));
             }
         }
         next

@@ -179,20 +179,20 @@ pub struct Plan {
 #[must_use]
 pub fn plan(s: &Snapshot<'_>) -> Plan {
     let live = || s.agents.iter().filter(|a| !a.is_going);
-    let bound = whole(live().filter(|a| a.is_bound).count());
+    let bound = to_i32(live().filter(|a| a.is_bound).count());
     let free = || live().filter(|a| !a.is_bound);
-    let (available, usable) = (whole(free().count()), whole(free().filter(|a| is_usable(s, a)).count()));
-    let pending = whole(s.rows.iter().filter(|r| r.phase == phase::PROVISIONING).count());
+    let (available, usable) = (to_i32(free().count()), to_i32(free().filter(|a| is_usable(s, a)).count()));
+    let pending = to_i32(s.rows.iter().filter(|r| r.phase == phase::PROVISIONING).count());
     Plan {
         deficit: (s.demand.waiting - usable - pending).max(0),
-        matching: whole(live().count()),
+        matching: to_i32(live().count()),
         bound,
         available,
         usable,
         pending,
         steps: steps(s, available),
         check_iso: s.iso_due.map(str::to_owned),
-        unassigned: unassigned(s),
+        unassigned: unassigned_agents(s),
     }
 }
 
@@ -229,7 +229,7 @@ pub fn plan_deletion(pool: &VsphereAgentPool, requests: &[RequestView]) -> Vec<S
 
 /// Free Agents without a row. Agents that report the same identity match no row until a user resolves that; other Agents are
 /// unaffected.
-fn unassigned(s: &Snapshot<'_>) -> Vec<String> {
+fn unassigned_agents(s: &Snapshot<'_>) -> Vec<String> {
     let has_row = |name: &str| {
         s.rows.iter().any(|r| r.agent_ref.as_ref().and_then(|a| a.name.as_deref()) == Some(name))
     };
@@ -239,7 +239,7 @@ fn unassigned(s: &Snapshot<'_>) -> Vec<String> {
     free.filter(|(index, a)| !matched(*index) && !has_row(&a.name)).map(|(_, a)| a.name.clone()).collect()
 }
 
-fn whole(n: usize) -> i32 {
+fn to_i32(n: usize) -> i32 {
     i32::try_from(n).unwrap_or(i32::MAX)
 }
 

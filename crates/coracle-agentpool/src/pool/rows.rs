@@ -34,7 +34,7 @@ pub fn rows<'a>(agents: impl IntoIterator<Item = &'a VsphereAgent>, previous: &[
         if twin {
             continue;
         }
-        if let Some(old) = before(&row, previous) {
+        if let Some(old) = find_previous(&row, previous) {
             merge(&mut row, old);
         }
         all.push(row);
@@ -44,7 +44,7 @@ pub fn rows<'a>(agents: impl IntoIterator<Item = &'a VsphereAgent>, previous: &[
 }
 
 /// Finds the previous row: by name, else UUID, else MAC address, and never a row that certainly belongs to another VM.
-fn before<'a>(row: &OwnedVm, previous: &'a [OwnedVm]) -> Option<&'a OwnedVm> {
+fn find_previous<'a>(row: &OwnedVm, previous: &'a [OwnedVm]) -> Option<&'a OwnedVm> {
     let id = HardwareId::of_row(row);
     let fits = |old: &&OwnedVm| {
         let other = HardwareId::of_row(old);
@@ -254,7 +254,7 @@ fn with_agent(
 
 /// Row for an Agent that is older than the pool: for the report only, never a VM to destroy.
 #[must_use]
-pub fn discovered(
+pub fn discovered_row(
     agent: &AgentFacts,
     machine: Option<String>,
     pool: &VsphereAgentPool,

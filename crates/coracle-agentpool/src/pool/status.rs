@@ -8,7 +8,7 @@ use super::{execute::Applied, observe::Observed, plan::Plan};
 use crate::{
     Context, Error,
     error::chain,
-    status::{pool_conditions, say},
+    status::{new_condition, pool_conditions},
 };
 
 /// Status after the steps.
@@ -52,8 +52,8 @@ pub(super) fn conditions(
     }
     if let Err(why) = &observed.infra_env {
         desired.retain(|d| !matches!(d.kind, "Ready" | "InfraEnvAvailable"));
-        desired.push(say("Ready", false, "InfraEnvUnavailable", why));
-        desired.push(say("InfraEnvAvailable", false, "InfraEnvUnavailable", why));
+        desired.push(new_condition("Ready", false, "InfraEnvUnavailable", why));
+        desired.push(new_condition("InfraEnvAvailable", false, "InfraEnvUnavailable", why));
     }
     desired
 }
@@ -63,13 +63,13 @@ fn not_ready(applied: &Applied, siblings: &[String]) -> Option<Desired> {
     if let Some(error) = applied.error.as_ref().filter(|error| !error.is_conflict()) {
         let is_pin = matches!(error, Error::Api(ApiError { operation: "pin AgentMachine", .. }));
         let reason = if is_pin { "AgentMachinePatchFailed" } else { "ApplyFailed" };
-        return Some(say("Ready", false, reason, chain(error)));
+        return Some(new_condition("Ready", false, reason, chain(error)));
     }
     let names = siblings.join(", ");
     let message = format!(
         "VsphereAgentPools {names} serve the same NodePool, and no VM is created: remove all but one"
     );
-    (!siblings.is_empty()).then(|| say("Ready", false, "SeveralPools", message))
+    (!siblings.is_empty()).then(|| new_condition("Ready", false, "SeveralPools", message))
 }
 
 /// Whether vCenter carries out requests, from the conditions of the pool's VsphereAgents.
@@ -79,10 +79,10 @@ fn vsphere_ready(requests: &[impl AsRef<VsphereAgent>]) -> Desired {
         let conditions = request.status.as_ref().map(|s| s.conditions.as_slice()).unwrap_or_default();
         let ready = coracle_reconcile::find(conditions, "Ready");
         if let Some(c) = ready.filter(|c| c.status == "False" && troubles.contains(&c.reason.as_str())) {
-            return say("VsphereReady", false, "Error", format!("{}: {}", c.reason, c.message));
+            return new_condition("VsphereReady", false, "Error", format!("{}: {}", c.reason, c.message));
         }
     }
-    say("VsphereReady", true, "Ready", "")
+    new_condition("VsphereReady", true, "Ready", "")
 }
 
 /// Sets the gauges of a pool.
@@ -118,7 +118,7 @@ pub(super) fn count_stages(cx: &Context, pool: &VsphereAgentPool, observed: &Obs
             _ => continue,
         };
         if let Some(request) = requests.iter().find(|r| r.uid().as_deref() == Some(&row.owner_uid)) {
-            stages.iter().for_each(|stage| cx.reached(request, stage));
+            stages.iter().for_each(|stage| cx.record_stage(request, stage));
         }
     }
 }

@@ -24,7 +24,7 @@ use crate::{
     Context, Error, REQUEST_MANAGER,
     error::{RequestFailure, api},
     identity::vm_name,
-    status::{report_request, request_event, say, seconds},
+    status::{new_condition, report_request, request_event, seconds},
     vcenters::Provider,
     vm::{self as machine, Next, VmIdentity, choice},
 };
@@ -53,7 +53,7 @@ pub(super) async fn bring_up(
         Ok(place) => place,
         Err(_) => return Ok(Err(RequestFailure::new(FAILED, "the session was closed", FaultClass::Session))),
     };
-    if let Err(trouble) = pending(cx, request, provider).await {
+    if let Err(trouble) = wait_pending_creation(cx, request, provider).await {
         return Ok(Err(trouble));
     }
     let folder = &provider.site.folder;
@@ -62,7 +62,7 @@ pub(super) async fn bring_up(
     for round in 0..ROUNDS_MAX {
         let found = match vcenter.api.find(&provider.site, &id.wanted()).await {
             Ok(found) => found,
-            Err(error) => return Ok(Err(failed(provider, &error))),
+            Err(error) => return Ok(Err(call_failure(provider, &error))),
         };
         let step = match machine::next(&id, &found, folder, iso) {
             Next::Unreadable(why) => {
@@ -70,11 +70,11 @@ pub(super) async fn bring_up(
             }
             Next::Ask(object, question) => {
                 let Some(choice) = choice(&question, &vm.answers) else {
-                    return Ok(Err(unanswered(&spec.name, &question)));
+                    return Ok(Err(question_failure(&spec.name, &question)));
                 };
                 info!(vm = spec.name, question = question.text, choice, "question of vCenter answered");
                 match (vcenter.api.answer(&object, &question.id, &choice).await, starting.take()) {
-                    (Ok(()), Some(task)) => vcenter.api.ended(&task).await.map(|_| None),
+                    (Ok(()), Some(task)) => vcenter.api.wait_task(&task).await.map(|_| None),
                     (answered, _) => answered.map(|()| None),
                 }
             }
@@ -83,18 +83,18 @@ pub(super) async fn bring_up(
             }
             Next::Done(found) => {
                 let tagged = vcenter.api.attach_tags(&found.object, &vm.tags).await;
-                return Ok(tagged.map(|()| *found).map_err(|e| failed(provider, &e)));
+                return Ok(tagged.map(|()| *found).map_err(|e| call_failure(provider, &e)));
             }
             Next::Create => {
-                match started_before(cx, request, provider).await {
+                match inconclusive_reason(cx, request, provider).await {
                     Ok(None) => {}
                     Ok(Some(why)) => return Ok(Err(RequestFailure::new(FAILED, why, FaultClass::Session))),
-                    Err(error) => return Ok(Err(failed(provider, &error))),
+                    Err(error) => return Ok(Err(call_failure(provider, &error))),
                 }
                 create(cx, request, provider, &spec).await?
             }
             Next::Change(object, change) => match vcenter.api.reconfigure(&object, &change).await {
-                Ok(task) => vcenter.api.ended(&task).await.map(|_| None),
+                Ok(task) => vcenter.api.wait_task(&task).await.map(|_| None),
                 Err(error) => Err(error),
             },
             Next::PowerOn(object) => Ok(Some(object)),
@@ -114,20 +114,20 @@ pub(super) async fn bring_up(
                 }
                 continue;
             }
-            Err(error) => return Ok(Err(failed(provider, &error))),
+            Err(error) => return Ok(Err(call_failure(provider, &error))),
         };
         if let Err(error) = vcenter.api.attach_tags(&object, &vm.tags).await {
-            return Ok(Err(failed(provider, &error)));
+            return Ok(Err(call_failure(provider, &error)));
         }
         match power_on(provider, &object).await {
-            Ok(Started::Yes) => cx.reached(request, "powered"),
+            Ok(Started::Yes) => cx.record_stage(request, "powered"),
             Ok(Started::Asks(task)) => {
                 starting = Some(task);
                 continue;
             }
             Err(trouble) => return Ok(Err(trouble)),
         }
-        if let Some(vm) = shown(provider, &object, &id).await {
+        if let Some(vm) = find_running_vm(provider, &object, &id).await {
             return Ok(Ok(vm));
         }
     }
@@ -135,20 +135,24 @@ pub(super) async fn bring_up(
 }
 
 /// Converts a failed call. After "gone" the cached names are wrong and must be resolved again.
-fn failed(provider: &Provider, error: &VsphereError) -> RequestFailure {
+fn call_failure(provider: &Provider, error: &VsphereError) -> RequestFailure {
     provider.observe(error);
     RequestFailure::vsphere(FAILED, error)
 }
 
 /// Waits for a creation that this process or a former one has started, so that the VM is not created twice.
-async fn pending(cx: &Context, request: &VsphereAgent, provider: &Provider) -> Result<(), RequestFailure> {
+async fn wait_pending_creation(
+    cx: &Context,
+    request: &VsphereAgent,
+    provider: &Provider,
+) -> Result<(), RequestFailure> {
     let Some(task) = creation(cx, request, provider) else { return Ok(()) };
     info!(task = task.0, "waiting for a creation that was started before");
-    match ended(cx, request, provider, &task).await {
+    match wait_creation(cx, request, provider, &task).await {
         Ok(_) => Ok(()),
         // The fault belongs to the former attempt; the next query shows the present state.
         Err(error) if error.fault().is_some() => Ok(()),
-        Err(error) => Err(failed(provider, &error)),
+        Err(error) => Err(call_failure(provider, &error)),
     }
 }
 
@@ -157,19 +161,19 @@ async fn pending(cx: &Context, request: &VsphereAgent, provider: &Provider) -> R
 pub(super) fn creation(cx: &Context, request: &VsphereAgent, provider: &Provider) -> Option<TaskId> {
     let uid = request.uid().unwrap_or_default();
     let known = cx.creations.lock().get(&uid).cloned();
-    let stored = || noted(request).map(|(instance, task)| (instance.to_owned(), task));
+    let stored = || noted_task(request).map(|(instance, task)| (instance.to_owned(), task));
     let (instance, task) = known.or_else(stored)?;
     (instance == provider.vcenter.api.instance() && !task.0.is_empty()).then_some(task)
 }
 
 /// Waits for a creation, and forgets it once it has ended.
-async fn ended(
+async fn wait_creation(
     cx: &Context,
     request: &VsphereAgent,
     provider: &Provider,
     task: &TaskId,
 ) -> Result<Option<Object>, VsphereError> {
-    let ended = provider.vcenter.api.ended(task).await;
+    let ended = provider.vcenter.api.wait_task(task).await;
     if ended.is_ok() || ended.as_ref().is_err_and(|error| error.fault().is_some()) {
         cx.creations.lock().remove(&request.uid().unwrap_or_default());
     }
@@ -178,7 +182,7 @@ async fn ended(
 
 /// Returns why a search that found no VM is inconclusive: another process may have started to create the VM, and ended before
 /// it stored the task. This is checked only for objects that are older than this process.
-pub(super) async fn started_before(
+pub(super) async fn inconclusive_reason(
     cx: &Context,
     request: &VsphereAgent,
     provider: &Provider,
@@ -191,7 +195,7 @@ pub(super) async fn started_before(
     let others = cx.caches.requests.state();
     let is_known = |task: &TaskId| {
         cx.creations.lock().values().any(|(_, known)| known == task)
-            || others.iter().any(|r| noted(r).is_some_and(|(_, noted)| noted == *task))
+            || others.iter().any(|r| noted_task(r).is_some_and(|(_, noted)| noted == *task))
     };
     let unknown: Vec<_> = running.into_iter().filter(|t| !is_known(t)).map(|t| t.0).collect();
     Ok((!unknown.is_empty()).then(|| {
@@ -200,7 +204,7 @@ pub(super) async fn started_before(
 }
 
 /// Task in the annotation of an object, with the id of its vCenter.
-fn noted(request: &VsphereAgent) -> Option<(&str, TaskId)> {
+fn noted_task(request: &VsphereAgent) -> Option<(&str, TaskId)> {
     let (instance, rest) = request.annotations().get(names::PENDING_TASK)?.split_once('/')?;
     Some((instance, TaskId(rest.split('/').next().unwrap_or_default().to_owned())))
 }
@@ -218,7 +222,7 @@ async fn create(
         Ok(store) => store,
         Err(error) => return Ok(Err(error)),
     };
-    cx.reached(request, "placed");
+    cx.record_stage(request, "placed");
     let task = match vcenter.api.create(&provider.site, &store, spec).await {
         Ok(task) => task,
         Err(error) => return Ok(Err(error)),
@@ -227,9 +231,9 @@ async fn create(
     cx.creations.lock().insert(uid, (vcenter.api.instance(), task.clone()));
     let now = seconds(cx.config.clock.timestamp()).0;
     remember(cx, request, Some(format!("{}/{}/{now}", vcenter.api.instance(), task.0))).await?;
-    let ended = ended(cx, request, provider, &task).await;
+    let ended = wait_creation(cx, request, provider, &task).await;
     if ended.is_ok() {
-        cx.reached(request, "created");
+        cx.record_stage(request, "created");
     }
     Ok(ended)
 }
@@ -246,7 +250,7 @@ async fn remember(cx: &Context, request: &VsphereAgent, note: Option<String>) ->
 }
 
 /// Failure for a question that only a user can answer.
-pub(super) fn unanswered(vm: &str, question: &Question) -> RequestFailure {
+pub(super) fn question_failure(vm: &str, question: &Question) -> RequestFailure {
     let choices: Vec<_> = question.choices.iter().map(|(key, label)| format!("{key} ({label})")).collect();
     let message = format!(
         "VM {vm} waits for an answer to {}: \"{}\" with one of {}; answer it in vSphere, or annotate the pool with {ANSWERS}",
@@ -273,21 +277,21 @@ pub(super) async fn power_on(provider: &Provider, object: &Object) -> Result<Sta
     let task = match api.power_on(object).await {
         Ok(task) => task,
         Err(error) if error.fault() == Some("InvalidPowerState") => return Ok(Started::Yes),
-        Err(error) => return Err(failed(provider, &error)),
+        Err(error) => return Err(call_failure(provider, &error)),
     };
     let asks = machines.wait_for(|m| m.vms.get(&object.id).is_some_and(|vm| vm.question.is_some()));
     let ended = tokio::select! {
-        ended = api.ended(&task) => ended,
+        ended = api.wait_task(&task) => ended,
         Ok(_) = asks => return Ok(Started::Asks(task)),
     };
     match ended {
         Err(error) if error.fault() == Some("InvalidPowerState") => Ok(Started::Yes),
-        other => other.map(|_| Started::Yes).map_err(|error| failed(provider, &error)),
+        other => other.map(|_| Started::Yes).map_err(|error| call_failure(provider, &error)),
     }
 }
 
 /// Returns the running VM: from the watch, which costs no call, otherwise by a query.
-async fn shown(provider: &Provider, object: &Object, id: &VmIdentity) -> Option<Vm> {
+async fn find_running_vm(provider: &Provider, object: &Object, id: &VmIdentity) -> Option<Vm> {
     let api = &provider.vcenter.api;
     let mut watch = api.machines(&provider.site);
     let is_whole = |vm: &Arc<Vm>| vm.powered_on && !vm.uuid.is_empty() && !vm.mac.is_empty();
@@ -304,7 +308,7 @@ async fn shown(provider: &Provider, object: &Object, id: &VmIdentity) -> Option<
 pub(super) async fn record(cx: &Context, request: &VsphereAgent, vm: &Vm) -> Result<Done, Error> {
     let mut row = machine::record(request, vm);
     row.last_transition_time = Some(seconds(cx.config.clock.timestamp()));
-    report_request(cx, request, Some(row), say("Ready", true, "VMCreated", "")).await?;
+    report_request(cx, request, Some(row), new_condition("Ready", true, "VMCreated", "")).await?;
     let note = format!("VM {} ({}) runs", vm.name, vm.uuid);
     request_event(cx, request, Kind::Normal, "VMCreated", note).await;
     if was_lost(request) {
@@ -335,6 +339,6 @@ pub(super) async fn adopt(cx: &Context, request: &VsphereAgent, provider: &Provi
     let mut row = machine::record(request, vm);
     row.reason = names::phase_reason::VM_ADOPTED.into();
     row.last_transition_time = Some(seconds(cx.config.clock.timestamp()));
-    report_request(cx, request, Some(row), say("Ready", true, "VMAdopted", "")).await?;
+    report_request(cx, request, Some(row), new_condition("Ready", true, "VMAdopted", "")).await?;
     Ok(Done::Settled(cx.config.times.steady))
 }

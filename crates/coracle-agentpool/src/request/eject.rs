@@ -65,7 +65,7 @@ pub enum Step {
 pub fn next(e: &Eject<'_>) -> Step {
     let Some(record) = e.record else { return begin(e) };
     let Some(vm) = e.vm else { return Step::Gone(format!("VM {} is gone", record.vm_name)) };
-    if let Some(why) = differs(record, vm) {
+    if let Some(why) = record_mismatch(record, vm) {
         return Step::Failed(why);
     }
     let drive = vm.cdrom.clone().unwrap_or_default();
@@ -108,7 +108,7 @@ fn begin(e: &Eject<'_>) -> Step {
 }
 
 /// Why VM, drive or image differ from the record.
-fn differs(record: &IsoEjection, vm: &Vm) -> Option<String> {
+fn record_mismatch(record: &IsoEjection, vm: &Vm) -> Option<String> {
     let drive = vm.cdrom.clone().unwrap_or_default();
     let owner = format!("{OWNER_NOTE}{}", record.owner_uid);
     if vm.uuid != record.bios_uuid || (!record.owner_uid.is_empty() && vm.annotation != owner) {

@@ -14,7 +14,7 @@ use crate::{
     Context, Error,
     error::chain,
     identity::{AgentFacts, HardwareId},
-    status::{report_ejection, say, seconds},
+    status::{new_condition, report_ejection, seconds},
     vcenters::Provider,
     vm::{Undo, VmIdentity, undo},
 };
@@ -40,13 +40,13 @@ pub(super) async fn eject(
     if record.is_none() && (is_done || !is_wanted) {
         // There is no condition where an ejection was never requested.
         if !is_wanted && reported.is_some_and(|c| c.reason != "Disabled") {
-            report_ejection(cx, request, None, say(EJECTED, false, "Disabled", "")).await?;
+            report_ejection(cx, request, None, new_condition(EJECTED, false, "Disabled", "")).await?;
         }
         return Ok(true);
     }
     let is_installed = is_installed(cx, request);
     if record.is_none() && !is_installed {
-        let waits = say(EJECTED, false, "WaitingForInstallation", "");
+        let waits = new_condition(EJECTED, false, "WaitingForInstallation", "");
         return report_ejection(cx, request, None, waits).await.map(|()| true);
     }
     let owner = request.uid().unwrap_or_default();
@@ -55,11 +55,11 @@ pub(super) async fn eject(
     for _ in 0..ROUNDS_MAX {
         let found = match api.find(&provider.site, &id.wanted()).await {
             Ok(found) => found,
-            Err(error) => return failed(cx, request, record.as_ref(), chain(&error)).await,
+            Err(error) => return report_eject_failure(cx, request, record.as_ref(), chain(&error)).await,
         };
         let ours = match undo(&id, &found, &provider.site.folder) {
             Undo::PowerOff(object) | Undo::Destroy(object) => Some(object),
-            Undo::Unreadable(why) => return failed(cx, request, record.as_ref(), why).await,
+            Undo::Unreadable(why) => return report_eject_failure(cx, request, record.as_ref(), why).await,
             Undo::Gone | Undo::Mismatch(_) => None,
         };
         let vm = found.iter().find(|vm| Some(&vm.object) == ours.as_ref());
@@ -79,14 +79,14 @@ pub(super) async fn eject(
             Step::Disabled | Step::Wait => return Ok(true),
             Step::Done => {
                 cx.config.pool_metrics.iso("eject", "success");
-                return report_ejection(cx, request, None, say(EJECTED, true, "Ejected", ""))
+                return report_ejection(cx, request, None, new_condition(EJECTED, true, "Ejected", ""))
                     .await
                     .map(|()| true);
             }
-            Step::Gone(why) => return failed(cx, request, None, why).await,
-            Step::Failed(why) => return failed(cx, request, record.as_ref(), why).await,
+            Step::Gone(why) => return report_eject_failure(cx, request, None, why).await,
+            Step::Failed(why) => return report_eject_failure(cx, request, record.as_ref(), why).await,
             Step::Record(next) => {
-                report_ejection(cx, request, Some(&next), going()).await?;
+                report_ejection(cx, request, Some(&next), in_progress_condition()).await?;
                 record = Some(next);
                 Ok(())
             }
@@ -99,24 +99,26 @@ pub(super) async fn eject(
         match done {
             Ok(()) => {}
             Err(error) if matches!(error.class(), FaultClass::Race | FaultClass::Gone) => return Ok(false),
-            Err(error) => return failed(cx, request, record.as_ref(), chain(&error)).await,
+            Err(error) => return report_eject_failure(cx, request, record.as_ref(), chain(&error)).await,
         }
     }
     Ok(false)
 }
 
-fn going() -> Desired {
-    say(EJECTED, false, "EjectionInProgress", "")
+fn in_progress_condition() -> Desired {
+    new_condition(EJECTED, false, "EjectionInProgress", "")
 }
 
-async fn failed(
+async fn report_eject_failure(
     cx: &Context,
     request: &VsphereAgent,
     record: Option<&IsoEjection>,
     why: String,
 ) -> Result<bool, Error> {
     cx.config.pool_metrics.iso("eject", "error");
-    report_ejection(cx, request, record, say(EJECTED, false, "EjectionFailed", why)).await.map(|()| true)
+    report_ejection(cx, request, record, new_condition(EJECTED, false, "EjectionFailed", why))
+        .await
+        .map(|()| true)
 }
 
 /// Starts a change and waits for its end or for a question of vCenter, which the next query shows.
@@ -126,7 +128,7 @@ async fn change(
     change: &Change,
 ) -> Result<(), VsphereError> {
     let task = api.reconfigure(object, change).await?;
-    match timeout(ASKS, api.ended(&task)).await {
+    match timeout(ASKS, api.wait_task(&task)).await {
         Ok(ended) => ended.map(drop),
         Err(_) => Ok(()),
     }

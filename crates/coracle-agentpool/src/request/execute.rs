@@ -20,7 +20,7 @@ use crate::{
     Context, Error, REQUEST_MANAGER,
     error::RequestFailure,
     iso,
-    status::{report_request, request_event, say},
+    status::{new_condition, report_request, request_event},
     vcenters::Provider,
     vm::{Undo, VmIdentity, undo},
 };
@@ -83,7 +83,7 @@ async fn report_pool_missing(
         return Ok(Done::Settled(cx.config.times.pool));
     }
     let vm = request.status.as_ref().and_then(|s| s.vm.clone());
-    report_request(cx, request, vm, say("Ready", false, "PoolNotFound", note)).await?;
+    report_request(cx, request, vm, new_condition("Ready", false, "PoolNotFound", note)).await?;
     Ok(Done::Waits(cx.config.times.pool))
 }
 
@@ -97,13 +97,15 @@ async fn finish_ejection(
 ) -> Result<Done, Error> {
     let done = Done::Settled(cx.config.times.steady);
     match cx.vcenters.provider(&cx.client, pool).await {
-        Ok(provider) if !ejection::eject(cx, request, spec, &provider).await? => Ok(ejecting(cx, request)),
+        Ok(provider) if !ejection::eject(cx, request, spec, &provider).await? => {
+            Ok(schedule_ejection(cx, request))
+        }
         Ok(_) | Err(_) => Ok(done),
     }
 }
 
 /// Schedules the next step of an ejection, with a growing delay.
-fn ejecting(cx: &Context, request: &VsphereAgent) -> Done {
+fn schedule_ejection(cx: &Context, request: &VsphereAgent) -> Done {
     Done::Waits(cx.backoffs.failed(request.uid().unwrap_or_default()).max(EJECTING))
 }
 
@@ -118,7 +120,7 @@ async fn eject(
         Err(error) => return Ok(Done::Failed(RequestFailure::provider(&error))),
     };
     if !ejection::eject(cx, request, spec, &provider).await? {
-        return Ok(ejecting(cx, request));
+        return Ok(schedule_ejection(cx, request));
     }
     let is_current = provider.vcenter.api.machines(&provider.site).borrow().is_current;
     Ok(Done::Settled(if is_current { cx.config.times.steady } else { cx.config.times.machine }))
@@ -135,7 +137,8 @@ async fn create(
         Ok(url) => url,
         Err(why) => {
             let vm = request.status.as_ref().and_then(|s| s.vm.clone());
-            report_request(cx, request, vm, say("Ready", false, "InfraEnvUnavailable", why)).await?;
+            report_request(cx, request, vm, new_condition("Ready", false, "InfraEnvUnavailable", why))
+                .await?;
             return Ok(Done::Waits(cx.config.times.blocked));
         }
     };
@@ -172,7 +175,7 @@ async fn create(
             cx.config.pool_metrics.vm("create", false);
             // The missing object may be the image.
             if trouble.class == FaultClass::Gone {
-                cx.iso.lose(pool, &provider);
+                cx.iso.record_lost_image(pool, &provider);
             }
             Ok(Done::Failed(trouble))
         }
@@ -204,12 +207,12 @@ async fn check(
         request_event(cx, request, Kind::Normal, "VMRecovered", note).await;
     }
     let reason = if adopted { "VMAdopted" } else { "VMCreated" };
-    report_request(cx, request, Some(vm.clone()), say("Ready", true, reason, "")).await?;
+    report_request(cx, request, Some(vm.clone()), new_condition("Ready", true, reason, "")).await?;
     Ok(Done::Settled(cx.config.times.steady))
 }
 
 /// Why a VM is not changed.
-fn refused(undo: Undo) -> Option<RequestFailure> {
+fn undo_failure(undo: Undo) -> Option<RequestFailure> {
     match undo {
         Undo::Mismatch(why) => Some(RequestFailure::new("VMOwnershipMismatch", why, FaultClass::Other)),
         Undo::Unreadable(why) => Some(RequestFailure::new("VMStatusFailed", why, FaultClass::Other)),
@@ -218,10 +221,10 @@ fn refused(undo: Undo) -> Option<RequestFailure> {
 }
 
 /// Writes the owner's note into a VM of this VsphereAgent that has no note, such as the VMs of older operators.
-async fn stamp(provider: &Provider, vm: &Vm, note: &Change) -> Result<Option<Done>, Error> {
+async fn write_owner_note(provider: &Provider, vm: &Vm, note: &Change) -> Result<Option<Done>, Error> {
     let api = &provider.vcenter.api;
     let ended = match api.reconfigure(&vm.object, note).await {
-        Ok(task) => api.ended(&task).await.map(drop),
+        Ok(task) => api.wait_task(&task).await.map(drop),
         Err(error) => Err(error),
     };
     match ended {
@@ -239,7 +242,7 @@ async fn start(provider: &Provider, vm: &OwnedVm, shown: &Vm) -> Result<(), Requ
         return Ok(());
     }
     if let Some(question) = &shown.question {
-        return Err(bring_up::unanswered(&shown.name, question));
+        return Err(bring_up::question_failure(&shown.name, question));
     }
     bring_up::power_on(provider, &shown.object).await.map(drop)
 }
@@ -259,11 +262,11 @@ async fn compare(
         .by_uuid(&id.recorded)
         .filter(|shown| !matches!(undo(&id, &[shown.as_ref().clone()], folder), Undo::Gone));
     if let Some(shown) = shown {
-        if let Some(trouble) = refused(undo(&id, &[shown.as_ref().clone()], folder)) {
+        if let Some(trouble) = undo_failure(undo(&id, &[shown.as_ref().clone()], folder)) {
             return Ok(Some(Done::Failed(trouble)));
         }
         if let Some(note) = id.missing_note(shown, folder) {
-            return stamp(provider, shown, &note).await;
+            return write_owner_note(provider, shown, &note).await;
         }
         return Ok(start(provider, vm, shown).await.err().map(Done::Failed));
     }
@@ -281,10 +284,10 @@ async fn compare(
     match undo(&id, &found, folder) {
         Undo::Gone => {}
         Undo::PowerOff(_) | Undo::Destroy(_) => return Ok(None),
-        other => return Ok(refused(other).map(Done::Failed)),
+        other => return Ok(undo_failure(other).map(Done::Failed)),
     }
     let note = format!("VM {} ({}) is gone from vSphere", vm.name, vm.bios_uuid);
-    let ready = say("Ready", false, "VMNotFound", note);
+    let ready = new_condition("Ready", false, "VMNotFound", note);
     // A new VM would register a new Agent, which the Machine of the former VM could not use.
     if adopted || matches!(vm.phase.as_str(), BOUND | RELEASED) {
         report_request(cx, request, Some(vm.clone()), ready).await?;

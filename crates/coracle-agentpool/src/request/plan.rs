@@ -86,7 +86,7 @@ pub(crate) fn plan(s: &Snapshot<'_>) -> Vec<Step> {
     let adopted = request.labels().get(names::CREATED_FOR).is_some_and(|v| v == names::FOR_ADOPTED);
     match request.vm() {
         Some(vm) => {
-            let vm = Box::new(refreshed(s, pool, vm));
+            let vm = Box::new(refresh_recorded(s, pool, vm));
             steps.extend([Step::CheckVm { vm, adopted }, Step::EjectIso(eject_spec(pool))]);
         }
         None if adopted => steps.push(Step::AdoptVm),
@@ -139,13 +139,13 @@ fn fenced_row(request: &VsphereAgent, pool: &VsphereAgentPool) -> OwnedVm {
 }
 
 /// Recorded VM with the phase that the pool determined.
-fn refreshed(s: &Snapshot<'_>, pool: &VsphereAgentPool, vm: &OwnedVm) -> OwnedVm {
+fn refresh_recorded(s: &Snapshot<'_>, pool: &VsphereAgentPool, vm: &OwnedVm) -> OwnedVm {
     let mut vm = vm.clone();
     let Some(row) = row_of(pool, &vm, &s.request.uid().unwrap_or_default()).cloned() else { return vm };
     (vm.agent_ref, vm.machine_ref) = (row.agent_ref.clone(), row.machine_ref.clone());
     // A row from before the creation is older than the record. Copying it would repeat for ever, because the row is derived
     // from the record.
-    if row.reason != names::phase_reason::VM_CREATE_PENDING && is_worth_a_write(s, &row, &vm) {
+    if row.reason != names::phase_reason::VM_CREATE_PENDING && needs_write(s, &row, &vm) {
         (vm.phase, vm.reason, vm.last_transition_time) = (row.phase, row.reason, row.last_transition_time);
     } else if vm.reason == names::phase_reason::VM_CREATE_PENDING {
         vm.reason = names::phase_reason::CREATE_REQUESTED.into();
@@ -163,7 +163,7 @@ fn row_of<'a>(pool: &'a VsphereAgentPool, vm: &OwnedVm, uid: &str) -> Option<&'a
 
 /// Whether a new phase or reason must be written. The reason changes several times before a VM becomes a node, so a new reason
 /// alone is copied only after it has lasted; a new phase is copied at once.
-fn is_worth_a_write(s: &Snapshot<'_>, row: &OwnedVm, vm: &OwnedVm) -> bool {
+fn needs_write(s: &Snapshot<'_>, row: &OwnedVm, vm: &OwnedVm) -> bool {
     let under_way = matches!(row.phase.as_str(), names::phase::PROVISIONING | names::phase::AVAILABLE);
     let since = row.last_transition_time.as_ref().map(|t| s.now.duration_since(t.0));
     let lasts = since.is_none_or(|since| since.try_into().is_ok_and(|since: Duration| since >= s.steady));

@@ -9,7 +9,7 @@ use tracing::warn;
 use super::Done;
 use crate::{
     Context, Error,
-    status::{report_request, say},
+    status::{new_condition, report_request},
 };
 
 /// Whether the last reconcile reported the VM as gone or failed.
@@ -41,7 +41,7 @@ pub(super) async fn settle(cx: &Context, request: &VsphereAgent, done: Done) -> 
                 ?wait,
                 "VsphereAgent has no VM as specified"
             );
-            let ready = say("Ready", false, trouble.reason, trouble.message);
+            let ready = new_condition("Ready", false, trouble.reason, trouble.message);
             report_request(cx, request, request.status.as_ref().and_then(|s| s.vm.clone()), ready).await?;
             Ok(Action::requeue(wait))
         }

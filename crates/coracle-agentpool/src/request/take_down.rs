@@ -12,7 +12,7 @@ use tokio::time::timeout;
 
 use super::{
     Done, FenceTarget, Fenced,
-    bring_up::{creation, started_before},
+    bring_up::{creation, inconclusive_reason},
     fence,
 };
 use crate::{
@@ -78,7 +78,7 @@ async fn destroy(cx: &Context, request: &VsphereAgent, provider: &Provider) -> R
     let closed = || RequestFailure::new("VMStatusFailed", "the session was closed", FaultClass::Session);
     let _place = provider.vcenter.destroys.acquire().await.map_err(|_| closed())?;
     if let Some(task) = creation(cx, request, provider) {
-        match api.ended(&task).await {
+        match api.wait_task(&task).await {
             Err(error) if error.fault().is_none() => return Err(failed(error)),
             _ => {
                 cx.creations.lock().remove(&request.uid().unwrap_or_default());
@@ -93,9 +93,9 @@ async fn destroy(cx: &Context, request: &VsphereAgent, provider: &Provider) -> R
                 return Err(RequestFailure::new("VMStatusFailed", why, FaultClass::Other));
             }
             Undo::Gone => {
-                known_gone(&id, provider).await?;
+                verify_absent(&id, provider).await?;
                 if id.recorded.is_empty()
-                    && let Some(why) = started_before(cx, request, provider).await.map_err(failed)?
+                    && let Some(why) = inconclusive_reason(cx, request, provider).await.map_err(failed)?
                 {
                     return Err(RequestFailure::new("VMStatusFailed", why, FaultClass::Session));
                 }
@@ -112,7 +112,7 @@ async fn destroy(cx: &Context, request: &VsphereAgent, provider: &Provider) -> R
             Undo::Destroy(object) => api.destroy(&object).await,
         };
         let ended = match task {
-            Ok(task) => api.ended(&task).await.map(drop),
+            Ok(task) => api.wait_task(&task).await.map(drop),
             Err(error) => Err(error),
         };
         match ended {
@@ -126,7 +126,7 @@ async fn destroy(cx: &Context, request: &VsphereAgent, provider: &Provider) -> R
 }
 
 /// Fails if an unreadable VM may be the one that a search did not find: unreadable does not mean gone.
-async fn known_gone(id: &VmIdentity, provider: &Provider) -> Result<(), RequestFailure> {
+async fn verify_absent(id: &VmIdentity, provider: &Provider) -> Result<(), RequestFailure> {
     if id.recorded.is_empty() {
         return Ok(());
     }

@@ -60,7 +60,7 @@ fn unknown_vsphere_object_is_reported_with_its_field() {
             "vsphere.datastoreCluster",
         ] {
             let w = waiting(cluster).await?;
-            w.vcenter.fake().without(field);
+            w.vcenter.fake().remove_inventory(field);
             let _operator = w.operator();
             let message = w.until_reason("w-0", "VMCreateFailed").await?;
             assert!(message.starts_with(field), "{message}");
@@ -99,7 +99,7 @@ fn missing_or_truncated_image_leaves_no_iso() {
         w.until_rows(1, "Bound").await?;
         let files = w.vcenter.fake().stored();
         assert_eq!(files.len(), 1, "{files:?}");
-        assert!(!w.everything().await?.contains("SECRET-TOKEN"), "the token is in no status and no event");
+        assert!(!w.dump_objects().await?.contains("SECRET-TOKEN"), "the token is in no status and no event");
         anyhow::Ok(())
     });
 }
@@ -139,7 +139,9 @@ fn vm_with_notes_of_another_owner_is_left_alone() {
         w.until_rows(1, "Bound").await?;
         let vm = w.until_vms(1).await?.remove(0);
         operator.kill().await;
-        w.vcenter.fake().meddle(&vm.object.id, |vm| vm.as_mut().unwrap().annotation = "another owner".into());
+        w.vcenter
+            .fake()
+            .change_vm(&vm.object.id, |vm| vm.as_mut().unwrap().annotation = "another owner".into());
         let _operator = w.operator();
         w.until_reason("w-0", "VMOwnershipMismatch").await?;
         w.scale(0).await?;
@@ -159,7 +161,7 @@ fn unowned_vm_is_not_adopted_without_claim() {
         let vm = w.until_vms(1).await?.remove(0);
         operator.kill().await;
         let other = "11111111-2222-3333-4444-555555555555";
-        w.vcenter.fake().meddle(&vm.object.id, |vm| {
+        w.vcenter.fake().change_vm(&vm.object.id, |vm| {
             let vm = vm.as_mut().unwrap();
             (vm.annotation, vm.uuid, vm.instance_uuid) = (String::new(), other.into(), "none".into());
         });
@@ -193,7 +195,7 @@ fn two_vms_with_the_same_owner_notes_are_both_kept() {
         w.until_rows(1, "Bound").await?;
         let vm = w.until_vms(1).await?.remove(0);
         operator.kill().await;
-        w.vcenter.fake().meddle("a-copy", |place| {
+        w.vcenter.fake().change_vm("a-copy", |place| {
             let mut copy = vm.clone();
             copy.object.id = "a-copy".into();
             *place = Some(copy);

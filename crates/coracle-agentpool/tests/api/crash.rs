@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Complete life of one VM: demand, VM, Agent, bound, released, deleted.
-async fn live(w: &World, crash: Option<(usize, bool)>) -> anyhow::Result<usize> {
+async fn run_life(w: &World, crash: Option<(usize, bool)>) -> anyhow::Result<usize> {
     let fake = w.vcenter.fake();
     if let Some((call, before)) = crash {
         fake.halt_at(call, before);
@@ -29,7 +29,7 @@ async fn live(w: &World, crash: Option<(usize, bool)>) -> anyhow::Result<usize> 
             (requests.is_empty() && w.vcenter.vms().await.is_empty()).then_some(())
         };
         if within_limit(gone).await.is_none() {
-            anyhow::bail!("crash {crash:?}: not all is gone: {}", w.everything().await?);
+            anyhow::bail!("crash {crash:?}: not all is gone: {}", w.dump_objects().await?);
         }
         anyhow::Ok(())
     };
@@ -69,7 +69,7 @@ fn rounds() -> u32 {
 fn operator_converges_to_one_vm_after_a_crash_at_any_call() {
     cluster::run_within(Duration::from_secs(170) * rounds(), |cluster| async move {
         let whole = world(cluster).await?;
-        let calls = live(&whole, None).await?;
+        let calls = run_life(&whole, None).await?;
         let points: Vec<_> = (0..calls).flat_map(|k| [(k, true), (k, false)]).collect();
         eprintln!("{} crash points of {calls} calls: {:?}", points.len(), whole.vcenter.fake().calls());
         assert!(calls >= 12, "a life makes more calls than {calls}");
@@ -77,7 +77,7 @@ fn operator_converges_to_one_vm_after_a_crash_at_any_call() {
         for some in all.chunks(6) {
             try_join_all(some.iter().map(|at| async move {
                 let w = world(cluster).await?;
-                live(&w, Some(*at)).await
+                run_life(&w, Some(*at)).await
             }))
             .await?;
         }

@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// Makes the pool ask the image service every 300 ms.
-fn often(pool: &mut VsphereAgentPool) {
+fn set_short_interval(pool: &mut VsphereAgentPool) {
     pool.spec.iso = Some(serde_json::from_value(json!({"checkInterval": "300ms"})).unwrap());
 }
 
@@ -74,7 +74,7 @@ fn etag_takes_precedence_over_last_modified() {
         let mut w = World::fake(cluster).await?;
         w.image.change(|i| i.etag = true);
         w.simulate(Style::Old);
-        w.pool(often).await?;
+        w.pool(set_short_interval).await?;
         let _operator = w.operator();
         w.scale(1).await?;
         w.until_rows(1, "Bound").await?;
@@ -97,7 +97,7 @@ fn changing_iso_gives_each_vm_one_revision() {
     cluster::run(|cluster| async move {
         let mut w = World::fake(cluster).await?;
         w.simulate(Style::Old);
-        w.pool(often).await?;
+        w.pool(set_short_interval).await?;
         w.vcenter.fake().slow_tasks(Duration::from_millis(400));
         let _operator = w.operator();
         w.scale(10).await?;
@@ -123,7 +123,7 @@ fn corrupt_iso_is_replaced_and_one_in_use_checked_later() {
     cluster::run(|cluster| async move {
         let mut w = World::fake(cluster).await?;
         w.simulate(Style::Old);
-        w.pool(often).await?;
+        w.pool(set_short_interval).await?;
         let mut config = w.config();
         config.iso.verify = IsoVerify::Full;
         let _operator = Operator::start(w.operators.clone(), config);
@@ -146,7 +146,7 @@ fn corrupt_iso_is_replaced_and_one_in_use_checked_later() {
 fn deleted_iso_is_stored_again_before_it_is_due() {
     cluster::run(|cluster| async move {
         let mut w = World::fake(cluster).await?;
-        w.vcenter.fake().look_at_images();
+        w.vcenter.fake().check_images();
         w.simulate(Style::Old);
         w.pool(|p| p.spec.iso = Some(serde_json::from_value(json!({"checkInterval": "24h"})).unwrap()))
             .await?;
@@ -192,7 +192,7 @@ fn undeletable_iso_stays_in_history_and_is_retried() {
         let mut w = World::fake(cluster).await?;
         w.simulate(Style::Old);
         w.pool(|p| {
-            often(p);
+            set_short_interval(p);
             p.spec.iso.as_mut().unwrap().retain_versions = 1;
         })
         .await?;

@@ -44,7 +44,7 @@ async fn second_pool(w: &World, secret: &[(&str, &str)]) -> anyhow::Result<()> {
 }
 
 /// Creates a waiting AgentMachine of a NodePool.
-async fn waits(w: &World, node_pool: &str, name: &str) -> anyhow::Result<()> {
+async fn create_waiting_machine(w: &World, node_pool: &str, name: &str) -> anyhow::Result<()> {
     use coracle_api::agentpool::{foreign::AGENT_MACHINE, names};
     let annotations = json!({names::NODEPOOL_ANNOTATION: format!("{}/{node_pool}", w.ns)});
     let object = json!({
@@ -92,12 +92,12 @@ fn vcenter_that_does_not_answer_delays_no_other() {
         second_pool(&w, &[("server", &server), ("username", "u"), ("password", "p")]).await?;
         w.pool(|_| {}).await?;
         for i in 0..WAITING {
-            waits(&w, "other", &format!("o-{i}")).await?;
+            create_waiting_machine(&w, "other", &format!("o-{i}")).await?;
         }
         let operator = w.operator();
         until_reasons(&w, "other", WAITING, "ProviderUnavailable").await?;
         for i in 0..5 {
-            waits(&w, POOL, &format!("w-{i}")).await?;
+            create_waiting_machine(&w, POOL, &format!("w-{i}")).await?;
         }
         let took = until_reasons(&w, POOL, 5, "VMCreated").await?;
         eprintln!("5 VMs beside {WAITING} that wait for a vCenter that does not answer: {took:?}");
@@ -120,8 +120,8 @@ fn differing_secrets_of_one_user_keep_separate_sessions() {
         vcsim.reset()?;
         let operator = w.operator();
         for i in 0..5 {
-            waits(&w, POOL, &format!("w-{i}")).await?;
-            waits(&w, "other", &format!("o-{i}")).await?;
+            create_waiting_machine(&w, POOL, &format!("w-{i}")).await?;
+            create_waiting_machine(&w, "other", &format!("o-{i}")).await?;
         }
         until_reasons(&w, POOL, 5, "VMCreated").await?;
         until_reasons(&w, "other", 5, "VMCreated").await?;
@@ -144,7 +144,7 @@ fn wrong_password_costs_one_login_for_each_pause() {
         vcsim.reset()?;
         w.pool(|_| {}).await?;
         for i in 0..REFUSED {
-            waits(&w, POOL, &format!("w-{i}")).await?;
+            create_waiting_machine(&w, POOL, &format!("w-{i}")).await?;
         }
         let mut config = w.config();
         config.times.refused = Duration::from_secs(3600);

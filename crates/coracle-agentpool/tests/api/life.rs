@@ -56,7 +56,7 @@ fn hypershift_scales_from_0_to_20_to_5_to_0_and_vcenter_follows() {
             (agents + requests == 0).then_some(())
         };
         assert!(within_limit(gone).await.is_some(), "Agents and VsphereAgents go after their VMs");
-        assert!(!w.everything().await?.contains("SECRET-TOKEN"));
+        assert!(!w.dump_objects().await?.contains("SECRET-TOKEN"));
         let calls = w.vcenter.vcsim().calls()?;
         eprintln!("calls of the whole life: {calls:?}");
         assert!(calls["Login"] <= 2, "one session for the operator, one for the guests' eyes: {calls:?}");
@@ -129,7 +129,7 @@ fn deleted_vm_is_recreated_unless_it_is_bound() {
         sims_without_provider(&mut w, &["w-0"]).await?;
         w.until_reason("w-0", "VMCreated").await?;
         let first = w.until_vms(1).await?.remove(0);
-        w.vcenter.fake().meddle(&first.object.id, |vm| *vm = None);
+        w.vcenter.fake().change_vm(&first.object.id, |vm| *vm = None);
         let second =
             within_limit(async || w.vcenter.vms().await.into_iter().find(|vm| vm.object != first.object))
                 .await;
@@ -137,7 +137,7 @@ fn deleted_vm_is_recreated_unless_it_is_bound() {
         assert_eq!(second.uuid, first.uuid, "with the identity that belongs to its object");
         w.simulate(Style::Old);
         w.until_rows(1, "Bound").await?;
-        w.vcenter.fake().meddle(&second.object.id, |vm| *vm = None);
+        w.vcenter.fake().change_vm(&second.object.id, |vm| *vm = None);
         w.until_reason("w-0", "VMNotFound").await?;
         assert!(w.vcenter.vms().await.is_empty(), "its Machine could not use a new one");
         anyhow::Ok(())

@@ -25,7 +25,7 @@ fn waits() -> serde_json::Value {
 }
 
 /// Deletes a Machine and its AgentMachine at once, as if they had never got an Agent.
-async fn gone(w: &World, name: &str) -> anyhow::Result<()> {
+async fn delete_machine(w: &World, name: &str) -> anyhow::Result<()> {
     let (machines, agent_machines, _) = apis(&w.client, &w.ns);
     set(&machines, name, json!({"metadata": {"finalizers": null}}), false).await?;
     machines.delete(name, &DeleteParams::default()).await?;
@@ -49,13 +49,13 @@ fn pool_with_reuse_gives_free_agent_instead_of_vm() {
         operator.kill().await;
         w.scale(2).await?;
         set(&agent_machines, "w-1", waits(), true).await?;
-        gone(&w, "w-0").await?;
+        delete_machine(&w, "w-0").await?;
         let _operator = w.operator();
         let selected = async || {
             let agent = agents.get(&vm.uuid).await.unwrap();
             (agent.metadata.labels?.get(names::AGENT_MACHINE)? == "w-1").then_some(())
         };
-        assert!(within_limit(selected).await.is_some(), "{}", w.everything().await?);
+        assert!(within_limit(selected).await.is_some(), "{}", w.dump_objects().await?);
         w.simulate_provider(Style::Old);
         w.until_rows(1, "Bound").await?;
         let row = w.rows().await.remove(0);
@@ -107,7 +107,7 @@ fn pool_with_manage_adopts_vm_that_vsphere_confirms() {
             set(&w.agents(), agent, status, true).await?;
         }
         // The guest of the VM is registered already, under the name that the simulated guests use.
-        w.vcenter.fake().meddle("vm-by-hand", |place| *place = Some(by_hand));
+        w.vcenter.fake().change_vm("vm-by-hand", |place| *place = Some(by_hand));
         let _operator = w.operator();
         let rows = async || {
             let mut rows: Vec<_> = w.rows().await.into_iter().map(|r| (r.name, r.source)).collect();

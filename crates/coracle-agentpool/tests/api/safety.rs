@@ -200,7 +200,7 @@ fn pool_deleted_during_vm_creation_leaves_nothing() {
         assert!(within_limit(async || (creates().await == 3).then_some(())).await.is_some());
         w.pools().delete(POOL, &DeleteParams::default()).await?;
         let gone = async || w.pools().get_opt(POOL).await.unwrap().is_none().then_some(());
-        assert!(within_limit(gone).await.is_some(), "{}", w.everything().await?);
+        assert!(within_limit(gone).await.is_some(), "{}", w.dump_objects().await?);
         assert!(
             w.vcenter.vms().await.is_empty()
                 && w.requests().list(&ListParams::default()).await?.items.is_empty()

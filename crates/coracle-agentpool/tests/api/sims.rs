@@ -37,12 +37,12 @@ pub(crate) enum Style {
 pub(crate) async fn provider(client: Client, ns: String, style: Style, tick: Duration) {
     loop {
         // A change that fails because of a conflict is made in the next turn.
-        let _ = turn(&client, &ns, style).await;
+        let _ = step_provider(&client, &ns, style).await;
         elapse(tick).await;
     }
 }
 
-async fn turn(client: &Client, ns: &str, style: Style) -> kube::Result<()> {
+async fn step_provider(client: &Client, ns: &str, style: Style) -> kube::Result<()> {
     let (machines, agent_machines, agents) = apis(client, ns);
     let all = agents.list(&ListParams::default()).await?.items;
     let mut free: Vec<_> = all.iter().filter(|a| is_usable(a)).collect();

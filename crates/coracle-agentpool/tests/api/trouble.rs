@@ -41,7 +41,7 @@ fn hidden(vm: &Vm) -> impl FnOnce(&mut Option<Vm>) + use<> {
 fn unreadable_vm_is_neither_forgotten_nor_recreated() {
     cluster::run(|cluster| async move {
         let (w, operator, vm) = bound(cluster).await?;
-        w.vcenter.fake().meddle(&vm.object.id, hidden(&vm));
+        w.vcenter.fake().change_vm(&vm.object.id, hidden(&vm));
         let message = w.until_reason("w-0", "VMStatusFailed").await?;
         assert!(message.contains("cannot be read: inaccessible"), "{message}");
         // The Machine is deleted meanwhile: the VM cannot be destroyed, and must not be forgotten.
@@ -55,7 +55,7 @@ fn unreadable_vm_is_neither_forgotten_nor_recreated() {
         assert!(w.requests().get_opt("w-0").await?.is_some(), "its finalizer holds it");
         assert_eq!(w.vcenter.fake().calls().iter().filter(|c| **c == "CreateVM_Task").count(), 1);
         // The storage returns.
-        w.vcenter.fake().meddle(&vm.object.id, |place| *place = Some(vm.clone()));
+        w.vcenter.fake().change_vm(&vm.object.id, |place| *place = Some(vm.clone()));
         w.until_vms(0).await?;
         let gone = async || w.requests().get_opt("w-0").await.unwrap().is_none().then_some(());
         assert!(within_limit(gone).await.is_some());
@@ -67,9 +67,9 @@ fn unreadable_vm_is_neither_forgotten_nor_recreated() {
 fn vm_that_is_readable_again_emits_an_event() {
     cluster::run(|cluster| async move {
         let (w, operator, vm) = bound(cluster).await?;
-        w.vcenter.fake().meddle(&vm.object.id, hidden(&vm));
+        w.vcenter.fake().change_vm(&vm.object.id, hidden(&vm));
         w.until_reason("w-0", "VMStatusFailed").await?;
-        w.vcenter.fake().meddle(&vm.object.id, |place| *place = Some(vm.clone()));
+        w.vcenter.fake().change_vm(&vm.object.id, |place| *place = Some(vm.clone()));
         w.until_reason("w-0", "VMCreated").await?;
         w.until_event("VMRecovered").await?;
         operator.stop().await
@@ -80,7 +80,7 @@ fn vm_that_is_readable_again_emits_an_event() {
 fn existing_vm_without_notes_is_stamped() {
     cluster::run(|cluster| async move {
         let (w, operator, vm) = bound(cluster).await?;
-        w.vcenter.fake().meddle(&vm.object.id, |vm| vm.as_mut().unwrap().annotation.clear());
+        w.vcenter.fake().change_vm(&vm.object.id, |vm| vm.as_mut().unwrap().annotation.clear());
         let stamped = async || (w.vcenter.vms().await.first()?.annotation == vm.annotation).then_some(());
         assert!(within_limit(stamped).await.is_some(), "{:?}", w.vcenter.vms().await);
         operator.stop().await
@@ -92,7 +92,7 @@ fn vm_without_notes_in_another_folder_is_not_destroyed() {
     cluster::run(|cluster| async move {
         let (w, operator, vm) = bound(cluster).await?;
         operator.kill().await;
-        w.vcenter.fake().meddle(&vm.object.id, |vm| {
+        w.vcenter.fake().change_vm(&vm.object.id, |vm| {
             let vm = vm.as_mut().unwrap();
             vm.annotation.clear();
             vm.folder.as_mut().unwrap().id = "elsewhere".into();
@@ -112,7 +112,7 @@ fn adopted_vm_with_user_notes_is_kept_until_scale_down() {
         operator.kill().await;
         let labels = json!({"metadata": {"labels": {names::CREATED_FOR: names::FOR_ADOPTED}}});
         set(&w.requests(), "w-0", labels, false).await?;
-        w.vcenter.fake().meddle(&vm.object.id, |vm| vm.as_mut().unwrap().annotation = "rack 7".into());
+        w.vcenter.fake().change_vm(&vm.object.id, |vm| vm.as_mut().unwrap().annotation = "rack 7".into());
         let operator = w.operator();
         w.until_reason("w-0", "VMAdopted").await?;
         operator.reconciles(&["vsphereagent"], 3).await?;
@@ -344,7 +344,7 @@ fn unowned_vm_is_counted_for_an_empty_pool() {
         w.until_rows(0, "").await?;
         w.until_vms(0).await?;
         let annotation = format!("{}gone", names::OWNER_NOTE);
-        w.vcenter.fake().meddle("leak", |place| *place = Some(Vm { annotation, powered_on: false, ..vm }));
+        w.vcenter.fake().change_vm("leak", |place| *place = Some(Vm { annotation, powered_on: false, ..vm }));
         let want = format!("coracle_agentpool_unowned_vms{{pool=\"{}/{}\"}} 1", w.ns, crate::world::POOL);
         let counted = async || {
             let mut text = String::new();

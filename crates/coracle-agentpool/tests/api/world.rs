@@ -104,7 +104,7 @@ impl World {
         let credentials =
             Credentials::parse(&data.iter().map(|(k, v)| (k.clone(), v.clone().into_bytes())).collect())?;
         // Session of the simulated guests, which is separate from those of the operator.
-        let eyes = SoapVsphere::open(&credentials, fast(), VsphereMetrics::default()).await?;
+        let eyes = SoapVsphere::open(&credentials, fast_options(), VsphereMetrics::default()).await?;
         let site = eyes.site(&site_spec()).await?;
         eyes.machines(&site).wait_for(|m| m.is_current).await?;
         Self::new(cluster, Vcenter::Real(Arc::new(vcsim), Arc::new(eyes)), data).await.map(Some)
@@ -215,7 +215,7 @@ impl World {
         let connect: Arc<dyn Connect> = match &self.vcenter {
             Vcenter::Fake(fake) => Arc::new(fake.clone()),
             Vcenter::Real(..) => {
-                Arc::new(SoapConnect { options: fast(), metrics: VsphereMetrics::default() })
+                Arc::new(SoapConnect { options: fast_options(), metrics: VsphereMetrics::default() })
             }
         };
         let mut config = Config::new(connect);
@@ -300,7 +300,7 @@ impl World {
             let wait: Vec<_> = wait.iter().map(|am| (am.name_any(), &am.view)).collect();
             let agents = agents.list(&ListParams::default()).await?.items;
             let agents: Vec<_> = agents.iter().map(|a| (a.name_any(), a.labels(), &a.view.spec)).collect();
-            let all = self.everything().await?;
+            let all = self.dump_objects().await?;
             anyhow::bail!("not {n} rows {phase}: {rows:?}\n{told:?}\n{vms:?}\n{wait:?}\n{agents:?}\n{all}");
         }
         Ok(())
@@ -376,7 +376,7 @@ impl World {
     }
 
     /// Text of all objects that the cluster stores in this namespace.
-    pub(crate) async fn everything(&self) -> anyhow::Result<String> {
+    pub(crate) async fn dump_objects(&self) -> anyhow::Result<String> {
         let events: Api<Event> = Api::namespaced(self.client.clone(), &self.ns);
         let pools = self.pools().list(&ListParams::default()).await?;
         let requests = self.requests().list(&ListParams::default()).await?;
@@ -390,7 +390,7 @@ pub(crate) fn ready(request: &VsphereAgent) -> (String, String) {
     find(&conditions, "Ready").map(|c| (c.reason.clone(), c.message.clone())).unwrap_or_default()
 }
 
-fn fast() -> SoapOptions {
+fn fast_options() -> SoapOptions {
     SoapOptions { coalesce: Duration::from_millis(50), ..SoapOptions::default() }
 }
 

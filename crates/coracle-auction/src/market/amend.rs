@@ -150,7 +150,7 @@ impl Market {
             if !self.allocation_at(allocation).is_live() {
                 continue; // Under notice: its place is promised, and its price stays below its old limit.
             }
-            self.leave_contest(allocation);
+            self.clear_preemptible(allocation);
             let price = self.price_of(allocation);
             self.take_limit(allocation, limit);
             let now = self.now;
@@ -159,7 +159,7 @@ impl Market {
                 // A limit below the present price ends the protection.
                 row.protected_until = now;
             }
-            self.contest(allocation);
+            self.make_preemptible(allocation);
             self.relieved.push(tenant);
             self.emit_allocation(allocation);
         }

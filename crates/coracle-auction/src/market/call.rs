@@ -38,7 +38,7 @@ pub(crate) struct Decision {
 
 impl Decision {
     /// All running allocations that would be preempted.
-    pub(crate) fn leaving(&self) -> impl Iterator<Item = u32> + '_ {
+    pub(crate) fn victims(&self) -> impl Iterator<Item = u32> + '_ {
         self.below.iter().chain(&self.preempted).copied()
     }
 
@@ -80,7 +80,7 @@ struct Worst<'a, I: Iterator<Item = (&'a Running, &'a u32)>> {
 }
 
 impl<'a, I: Iterator<Item = (&'a Running, &'a u32)>> Worst<'a, I> {
-    fn see(&mut self, index: usize) -> Option<(Price, u32)> {
+    fn peek_nth(&mut self, index: usize) -> Option<(Price, u32)> {
         while self.seen.len() <= index {
             let (running, place) = self.rest.next()?;
             self.seen.push((running.price, *place));
@@ -91,7 +91,7 @@ impl<'a, I: Iterator<Item = (&'a Running, &'a u32)>> Worst<'a, I> {
     /// Counts allocations, at most `most`, that are not taken yet and are worse than a price.
     fn worse_than(&mut self, price: Price, most: usize) -> usize {
         let from = self.taken;
-        (0..most).take_while(|n| self.see(from + n).is_some_and(|(worse, _)| worse < price)).count()
+        (0..most).take_while(|n| self.peek_nth(from + n).is_some_and(|(worse, _)| worse < price)).count()
     }
 }
 
@@ -108,7 +108,7 @@ impl Market {
                 self.allocations.at(*place).is_some_and(|allocation| allocation.limit < reserve)
             })
             .collect();
-        let mut slots = self.free_slots.len() + self.offered_by(&below);
+        let mut slots = self.free_slots.len() + self.freed_slots(&below);
         let mut worst = Worst { rest: self.running.iter().skip(below.len()), seen: Vec::new(), taken: 0 };
         let mut walk = Contest { walk: self.book.walk(), supposed, market: self };
         let mut losers = Losers::default();
@@ -154,7 +154,7 @@ impl Market {
             }
         }
         for index in 0..worst.taken {
-            if let Some((price, place)) = worst.see(index) {
+            if let Some((price, place)) = worst.peek_nth(index) {
                 d.preempted.push(place);
                 if let Some(allocation) = self.allocations.at(place) {
                     if losers.first.is_none_or(|(best, _)| price > best) {
@@ -164,7 +164,7 @@ impl Market {
                 }
             }
         }
-        let last_running = worst.see(worst.taken).map(|(price, _)| price);
+        let last_running = worst.peek_nth(worst.taken).map(|(price, _)| price);
         let ceiling = [d.worst_new, last_running].into_iter().flatten().min().unwrap_or(self.params.cap);
         let price_of = |loser: Option<(Price, u32)>| {
             loser.map_or(Price::ZERO, |(price, _)| price).min(ceiling).max(reserve)
@@ -185,7 +185,7 @@ impl Market {
     }
 
     /// Number of slots that these running allocations would free, without slots that are being removed.
-    fn offered_by(&self, leaving: &[u32]) -> usize {
+    fn freed_slots(&self, leaving: &[u32]) -> usize {
         leaving
             .iter()
             .filter_map(|place| self.allocations.at(*place))
@@ -199,11 +199,11 @@ impl Market {
         let decision = self.decide(None);
         let same = self.history.current().price == decision.price
             && self.history.current().exempt_tenant == decision.exempt_tenant;
-        self.moved = !same || !decision.winners.is_empty() || decision.leaving().next().is_some();
+        self.moved = !same || !decision.winners.is_empty() || decision.victims().next().is_some();
         self.lower_ceilings();
         // After the call an allocation stays or is under notice, so none is at risk.
         self.at_risk.clear();
-        for place in decision.leaving() {
+        for place in decision.victims() {
             // The decision lists exactly the first entries of `running`, in the same order.
             let worst = self.running.pop_first().map(|(_, worst)| worst);
             debug_assert_eq!(worst, Some(place));
@@ -234,7 +234,7 @@ impl Market {
             marginal: decision.marginal.map(|bid| self.bid_id(bid)),
             chain: self.chain,
         };
-        record.chain = chained(&record);
+        record.chain = record_hash(&record);
         self.chain = record.chain;
         self.last_call = Some(record);
         self.out.push(Event::Call { record: Box::new(record) });
@@ -242,7 +242,7 @@ impl Market {
 }
 
 /// SHA-256 of a record that contains the previous chain value.
-fn chained(record: &CallRecord) -> [u8; 32] {
+fn record_hash(record: &CallRecord) -> [u8; 32] {
     let mut bytes = Vec::with_capacity(128);
     record.put(&mut bytes);
     Sha256::digest(&bytes).into()

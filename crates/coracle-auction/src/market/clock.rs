@@ -64,7 +64,7 @@ impl Market {
                     self.launch_failed(place);
                 }
             }
-            AllocationState::Active => self.contest(place),
+            AllocationState::Active => self.make_preemptible(place),
             AllocationState::Preempting => {
                 let reason = allocation.reason.unwrap_or(EndReason::Preempted);
                 self.end(place, reason);
@@ -86,7 +86,7 @@ impl Market {
         }
         let keep = decision.price_to_keep(self.params.reserve);
         let before = std::mem::take(&mut self.at_risk);
-        for place in decision.leaving() {
+        for place in decision.victims() {
             let (count, price) = before.get(&place).copied().unwrap_or((0, keep));
             let count = count.saturating_add(1).min(RISK_CALLS + 1);
             self.at_risk.insert(place, (count, keep));

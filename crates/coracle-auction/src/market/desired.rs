@@ -56,7 +56,7 @@ impl Market {
             if own {
                 there.insert(machine.allocation, machine);
                 let allocation = machine.allocation;
-                let news = self.news(machine).into_iter();
+                let news = self.new_reports(machine).into_iter();
                 commands.extend(news.map(|report| Command::Report { allocation, report }));
             }
         }
@@ -74,7 +74,7 @@ impl Market {
     }
 
     /// Reports that follow from the state of a machine and are new for its allocation.
-    fn news(&self, machine: &Machine) -> Vec<SupplierReport> {
+    fn new_reports(&self, machine: &Machine) -> Vec<SupplierReport> {
         let row = self.allocation(machine.allocation).filter(|row| row.slot() == (machine.lot, machine.slot));
         let Some(row) = row else { return Vec::new() };
         let starts = row.state == AllocationState::Provisioning;

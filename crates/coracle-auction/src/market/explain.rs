@@ -76,13 +76,13 @@ impl Market {
             clearing,
             set_by_other,
             limit: bid.limit,
-            wins_at: if open > 0 { self.wins_at(&self.as_new(bid)) } else { None },
+            wins_at: if open > 0 { self.wins_at(&self.hypothetical(bid)) } else { None },
             call: self.calls,
         })
     }
 
     /// The same bid as a new one, because an amendment loses the time priority.
-    fn as_new(&self, bid: &Bid) -> Hypothetical {
+    fn hypothetical(&self, bid: &Bid) -> Hypothetical {
         let units = u32::from(bid.units.open);
         let tenant = self.tenants.at(bid.tenant).no;
         Hypothetical { tenant, limit: bid.limit, units, min_fill: bid.block(units) }

@@ -13,13 +13,13 @@ impl Market {
             self.release_held();
         }
         while !self.halted && !self.free_slots.free.is_empty() {
-            let Some((open, units)) = self.fitting() else { return };
+            let Some((open, units)) = self.best_fit() else { return };
             self.take(open, units);
         }
     }
 
     /// Best open entry that pays the present price and whose block fits into the free slots.
-    fn fitting(&self) -> Option<(Open, u32)> {
+    fn best_fit(&self) -> Option<(Open, u32)> {
         let free = u32::try_from(self.free_slots.free.len()).unwrap_or(u32::MAX);
         let fits = |open: &Open| {
             let price = self.history.current().for_tenant(open.tenant).max(self.params.reserve);

@@ -93,7 +93,7 @@ impl Market {
             older: Link::default(),
         });
         self.live += 1;
-        self.join(place);
+        self.link_to_bid(place);
         let target = self.slot_at(lot, slot_no);
         if now {
             target.occupant = Some(place);
@@ -203,7 +203,7 @@ impl Market {
         units.provisioning -= 1;
         units.active += 1;
         self.set_strikes(lot, 0);
-        self.contest(place);
+        self.make_preemptible(place);
         self.emit_allocation(place);
     }
 
@@ -228,7 +228,7 @@ impl Market {
         let (own_seq, failures, matched_at) = (allocation.seq, allocation.failures, allocation.matched_at);
         self.vacate_slot(place);
         self.live -= 1;
-        self.part(place);
+        self.unlink_from_bid(place);
         self.lowered.remove(&place);
         self.allocations.remove(place);
         let bid_id = self.bid_id(bid);

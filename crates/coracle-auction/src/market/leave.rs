@@ -15,7 +15,7 @@ const SUBSTITUTE_MS: u64 = 15_000;
 
 impl Market {
     /// Makes an allocation preemptible by calls, if it is active, unprotected and its lot is open.
-    pub(super) fn contest(&mut self, place: u32) {
+    pub(super) fn make_preemptible(&mut self, place: u32) {
         let now = self.now;
         let allocation = self.allocation_at(place);
         if allocation.state != AllocationState::Active || allocation.protected_until > now {
@@ -28,7 +28,7 @@ impl Market {
         }
     }
 
-    pub(super) fn leave_contest(&mut self, place: u32) {
+    pub(super) fn clear_preemptible(&mut self, place: u32) {
         let allocation = self.allocation_at(place);
         let (limit, match_no) = (allocation.limit, allocation.match_no);
         let price = self.params.effective(limit);
@@ -37,7 +37,7 @@ impl Market {
 
     /// Puts an active allocation under notice. It keeps its slot, and pays, until the notice ends.
     pub(super) fn preempt(&mut self, place: u32, reason: EndReason) {
-        self.leave_contest(place);
+        self.clear_preemptible(place);
         self.give_notice(place, reason);
     }
 
@@ -70,7 +70,7 @@ impl Market {
 
     /// Like [`Market::end`], with the origin of the machine's end.
     pub(super) fn end_by(&mut self, place: u32, reason: EndReason, fault: Option<Fault>) {
-        self.leave_contest(place);
+        self.clear_preemptible(place);
         let fault = fault.or((reason == EndReason::CapacityLost).then_some(Fault::Host));
         self.close_account(place, reason, fault);
         self.lowered.remove(&place);
@@ -108,12 +108,12 @@ impl Market {
         let Some(allocation) = self.allocations.at(place) else { return };
         let ended = allocation.ended_at;
         self.timers.unset(ended.plus_ms(RETENTION_MS), Timer::ForgetAllocation(place));
-        self.part(place);
+        self.unlink_from_bid(place);
         self.allocations.remove(place);
     }
 
     /// Puts a new allocation at the head of its bid's list.
-    pub(super) fn join(&mut self, place: u32) {
+    pub(super) fn link_to_bid(&mut self, place: u32) {
         let bid = self.allocation_at(place).bid;
         let older = std::mem::replace(&mut self.row(bid).newest, Link::to(place));
         self.allocation_at(place).older = older;
@@ -123,7 +123,7 @@ impl Market {
     }
 
     /// Removes an allocation from its bid's list.
-    pub(super) fn part(&mut self, place: u32) {
+    pub(super) fn unlink_from_bid(&mut self, place: u32) {
         let allocation = self.allocation_at(place);
         let (bid, newer, older) = (allocation.bid, allocation.newer, allocation.older);
         match newer.place() {
@@ -164,7 +164,7 @@ impl Market {
 
     /// Handles the supplier's report that the machine of an ended allocation is gone. The slot is given to the allocation with
     /// the promise, becomes free, or is removed with its lot.
-    pub(super) fn gone(
+    pub(super) fn on_machine_gone(
         &mut self,
         no: LotNo,
         slot_no: u32,
@@ -282,7 +282,7 @@ impl Market {
     }
 
     fn swap(&mut self, victim: u32, other: u32, deadline: Time) {
-        self.leave_contest(other);
+        self.clear_preemptible(other);
         let now = self.now;
         let (lot, slot_no, bid) = {
             let v = self.allocation_at(victim);
@@ -315,7 +315,7 @@ impl Market {
             self.allocation_at(promised).slot = other_slot;
         }
         self.offer_slot(lot, other_slot);
-        self.contest(victim);
+        self.make_preemptible(victim);
         self.emit_desired(victim);
         self.emit_desired(other);
         self.emit_allocation(victim);

@@ -46,7 +46,7 @@ impl Market {
         };
         let preempted = with.preempted.len().saturating_sub(without.preempted.len());
         Simulation {
-            at_once: self.at_once(bid),
+            at_once: self.immediate_units(bid),
             at_call: with.supposed,
             pays: price.min(bid.limit),
             clearing: with.price,
@@ -55,7 +55,7 @@ impl Market {
         }
     }
 
-    fn at_once(&self, bid: &Hypothetical) -> u32 {
+    fn immediate_units(&self, bid: &Hypothetical) -> u32 {
         let free = u32::try_from(self.free_slots.free.len()).unwrap_or(u32::MAX);
         let fits = free >= bid.min_fill.clamp(1, bid.units.max(1));
         let pays = self.params.effective(bid.limit) >= self.price_for(bid.tenant);
@@ -67,7 +67,7 @@ impl Market {
     pub(crate) fn wins_at(&self, bid: &Hypothetical) -> Option<Price> {
         let block = bid.min_fill.clamp(1, bid.units.max(1));
         let at_price = self.price_for(bid.tenant).ceil_to(self.params.tick);
-        if self.at_once(&Hypothetical { limit: at_price, ..*bid }) >= block {
+        if self.immediate_units(&Hypothetical { limit: at_price, ..*bid }) >= block {
             return Some(at_price);
         }
         let tick = self.params.tick.as_micros().max(1);

@@ -128,7 +128,7 @@ impl Market {
         self.live = self.allocations.iter().filter(|(_, allocation)| allocation.is_live()).count() as u64;
         let units: Vec<_> = self.allocations.iter().map(|(place, _)| place).collect();
         for place in units {
-            self.join(place);
+            self.link_to_bid(place);
         }
         for (place, allocation) in self.allocations.iter() {
             if allocation.due != Time::NEVER {

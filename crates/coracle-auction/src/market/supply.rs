@@ -50,7 +50,7 @@ impl Market {
     }
 
     /// Opens the silent and lost lots of a supplier that reports again.
-    pub(super) fn heard(&mut self, supplier: SupplierNo) {
+    pub(super) fn wake_supplier(&mut self, supplier: SupplierNo) {
         for no in self.lots_of(supplier) {
             if matches!(self.lot_state(no), Some(LotState::Silent | LotState::Lost)) {
                 self.wake_lot(no);
@@ -59,7 +59,7 @@ impl Market {
     }
 
     /// Stops new allocations in the lots of a silent supplier.
-    pub(super) fn silent(&mut self, supplier: SupplierNo) {
+    pub(super) fn silence_supplier(&mut self, supplier: SupplierNo) {
         for no in self.lots_of(supplier) {
             if self.lot_state(no) == Some(LotState::Open) {
                 self.silence_lot(no);
@@ -68,7 +68,7 @@ impl Market {
     }
 
     /// Ends the allocations of a supplier that was silent for too long.
-    pub(super) fn lost(&mut self, supplier: SupplierNo) {
+    pub(super) fn lose_supplier(&mut self, supplier: SupplierNo) {
         for no in self.lots_of(supplier) {
             match self.lot_state(no) {
                 Some(LotState::Open) => {
@@ -96,7 +96,7 @@ impl Market {
                 }
                 None => self.offer_slot(no, slot_no),
                 Some(occupant) => {
-                    self.contest(occupant);
+                    self.make_preemptible(occupant);
                     self.offer_slot(no, slot_no);
                 }
             }
@@ -214,7 +214,7 @@ impl Market {
                 self.free_slots.yielding.remove(&(leaving.since, no, slot_no));
             }
             if let Some(occupant) = slot.occupant {
-                self.leave_contest(occupant);
+                self.clear_preemptible(occupant);
                 let preempt_at = self.allocation_at(occupant).preempt_at;
                 self.free_slots.yielding.remove(&(preempt_at, no, slot_no));
             }
@@ -295,7 +295,7 @@ impl Market {
         }
         let active: Vec<_> = self.allocations.iter().map(|(place, _)| place).collect();
         for place in active {
-            self.contest(place);
+            self.make_preemptible(place);
         }
     }
 }

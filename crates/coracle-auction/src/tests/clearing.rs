@@ -9,7 +9,7 @@ use crate::market::simulate::Hypothetical;
 use crate::*;
 
 /// Runs a history and checks the market after each step.
-fn along(
+fn run_history(
     gangs: bool,
     tape: &[u64],
     mut look: impl FnMut(&World) -> Result<(), TestCaseError>,
@@ -31,7 +31,7 @@ proptest! {
 
     #[test]
     fn invariant_03_bounds(tape in tape()) {
-        along(true, &tape, |w| {
+        run_history(true, &tape, |w| {
             let m = &w.market;
             let o = m.outcome();
             prop_assert!(m.params.reserve <= o.price && o.price <= m.params.cap);
@@ -45,7 +45,7 @@ proptest! {
 
     #[test]
     fn invariant_04_no_envy(tape in tape()) {
-        along(true, &tape, |w| {
+        run_history(true, &tape, |w| {
             let m = &w.market;
             let o = m.outcome();
             for e in m.contestants() {
@@ -61,7 +61,7 @@ proptest! {
 
     #[test]
     fn invariant_05_uniform_price(tape in tape()) {
-        along(true, &tape, |w| {
+        run_history(true, &tape, |w| {
             let o = w.market.outcome();
             // There is one price, and at most one tenant with a lower one: the owner of all the best losing bids.
             if let Some((_, own)) = o.exempt_tenant {
@@ -85,7 +85,7 @@ proptest! {
 
     #[test]
     fn invariant_06_no_waste(tape in tape()) {
-        along(false, &tape, |w| {
+        run_history(false, &tape, |w| {
             let o = w.market.outcome();
             if o.free > 0 {
                 prop_assert_eq!(o.price, w.market.params.reserve);
@@ -152,7 +152,7 @@ proptest! {
 
     #[test]
     fn invariant_10_incremental_equals_sorted(tape in tape()) {
-        along(true, &tape, |w| {
+        run_history(true, &tape, |w| {
             prop_assert_eq!(w.market.outcome(), w.market.oracle());
             Ok(())
         })?;

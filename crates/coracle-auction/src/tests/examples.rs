@@ -95,7 +95,7 @@ impl Desk {
         }
     }
 
-    fn pays(&self, bid: BidId) -> Vec<String> {
+    fn unit_prices(&self, bid: BidId) -> Vec<String> {
         let units = self.market.allocations_of(bid).filter(|(_, allocation)| allocation.ended_at().is_none());
         units.map(|(id, _)| self.market.price(id).unwrap().to_string()).collect()
     }
@@ -130,7 +130,7 @@ fn strategies_pay_the_reserve_in_an_idle_market() {
         assert_eq!(shown, limit);
         let bid = desk.bid(tenant, limit, 1);
         assert_eq!(desk.market.bid(bid).unwrap().state(), BidState::Provisioning, "in the same step");
-        assert_eq!(desk.pays(bid), ["2.0000"], "all pay the reserve");
+        assert_eq!(desk.unit_prices(bid), ["2.0000"], "all pay the reserve");
     }
 }
 
@@ -156,8 +156,8 @@ fn highest_strategy_alone_wins_at_a_clearing_price_of_four() {
     assert_eq!([cost, balanced, other].map(state), [BidState::Pending; 3]);
     assert_eq!(state(available), BidState::Matched, "its slot is promised behind the one that must go");
     assert_eq!(state(weak), BidState::Preempting);
-    assert_eq!(desk.pays(available), ["4.0000"]);
-    assert_eq!(desk.pays(strong), ["4.0000"]);
+    assert_eq!(desk.unit_prices(available), ["4.0000"]);
+    assert_eq!(desk.unit_prices(strong), ["4.0000"]);
 }
 
 /// One tenant with 5 bids for 3 slots: its own losing bids do not raise its own price.
@@ -167,10 +167,10 @@ fn own_bids_never_raise_the_own_price() {
     let bid = desk.bid(1, "5.00", 5);
     desk.wait(30_000);
     assert_eq!(desk.market.quotes().clearing.to_string(), "5.0000", "what another would have to pay");
-    assert_eq!(desk.pays(bid), ["2.0000"; 3], "and not its own limit");
+    assert_eq!(desk.unit_prices(bid), ["2.0000"; 3], "and not its own limit");
     let rival = desk.bid(2, "3.00", 1);
     desk.wait(30_000);
-    assert_eq!(desk.pays(bid), ["3.0000"; 3], "the best bid of another");
+    assert_eq!(desk.unit_prices(bid), ["3.0000"; 3], "the best bid of another");
     assert_eq!(desk.market.bid(rival).unwrap().state(), BidState::Pending);
 }
 
@@ -184,7 +184,7 @@ fn limit_at_the_list_price_is_never_preempted() {
     desk.bid(2, "100.00", 1);
     desk.wait(60_000);
     assert_eq!(desk.market.bid(firm).unwrap().state(), BidState::Active);
-    assert_eq!(desk.pays(firm), ["8.0000"], "the list price is the guarantee");
+    assert_eq!(desk.unit_prices(firm), ["8.0000"], "the list price is the guarantee");
 }
 
 /// The allocation with the lowest limit leaves first; among equal limits, the newest match.
@@ -380,7 +380,10 @@ fn announced_reserve_applies_from_its_effective_time() {
     desk.apply(Command::Configure { params, effective_at });
     assert_eq!(desk.market.announced(), Some((effective_at, &params)));
     desk.wait(604_999);
-    assert_eq!((desk.market.quotes().reserve, desk.pays(low)), (dollars("2.00"), vec!["2.0000".into()]));
+    assert_eq!(
+        (desk.market.quotes().reserve, desk.unit_prices(low)),
+        (dollars("2.00"), vec!["2.0000".into()])
+    );
     desk.wait(1);
     assert_eq!((desk.market.quotes().reserve, desk.market.announced()), (dollars("3.00"), None));
     assert_eq!(desk.market.quotes().quote, dollars("4.80"));

@@ -127,7 +127,7 @@ impl Market {
             price: d.price,
             exempt_tenant: d.exempt_tenant,
             won: d.winners.iter().map(|(o, n)| (o.entry.bid, o.rank.seq.0, *n)).collect(),
-            preempted: d.leaving().collect(),
+            preempted: d.victims().collect(),
             skipped: d.skipped.iter().copied().collect(),
             free: d.free,
         }

@@ -102,7 +102,7 @@ impl World {
                 Command::Budget { tenant: TenantNo(d.small(4)), cap }
             }
             62 => self.substitute(&mut d),
-            _ => self.rare(&mut d),
+            _ => self.rare_command(&mut d),
         };
         self.apply(command);
     }
@@ -211,7 +211,7 @@ impl World {
         Command::Substitute { tenant, victim, other }
     }
 
-    fn rare(&mut self, d: &mut Digits) -> Command {
+    fn rare_command(&mut self, d: &mut Digits) -> Command {
         match d.below(6) {
             0 => Command::Halt,
             1 | 2 => Command::Resume,

@@ -143,7 +143,7 @@ impl ClusterCache {
             watcher::Event::InitDone => {
                 let listed = state.listed[0].take().unwrap_or_default();
                 let gone: Vec<_> = state.owners.keys().filter(|n| !listed.contains(*n)).cloned().collect();
-                merged(gone.iter().map(|name| state.drop_node(name)))
+                merge_touched(gone.iter().map(|name| state.drop_node(name)))
             }
         }
     }
@@ -164,13 +164,13 @@ impl ClusterCache {
             watcher::Event::InitDone => {
                 let listed = state.listed[1].take().unwrap_or_default();
                 let gone: Vec<_> = state.places.keys().filter(|u| !listed.contains(*u)).cloned().collect();
-                merged(gone.iter().map(|uid| state.drop_pod(uid, now_ms)))
+                merge_touched(gone.iter().map(|uid| state.drop_pod(uid, now_ms)))
             }
         }
     }
 }
 
-fn merged(all: impl Iterator<Item = Touched>) -> Touched {
+fn merge_touched(all: impl Iterator<Item = Touched>) -> Touched {
     all.fold(Touched::default(), |mut sum, one| {
         sum.owners.extend(one.owners);
         sum.demand |= one.demand;

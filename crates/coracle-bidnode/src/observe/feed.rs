@@ -37,7 +37,7 @@ pub(crate) async fn run(
         if let Err(status) = ended {
             tracing::debug!(%status, "market stream ended");
         }
-        mirror.lost().into_iter().for_each(&changed);
+        mirror.on_stream_end().into_iter().for_each(&changed);
         tokio::select! {
             () = sleep(REDIAL) => {}
             () = stop.cancelled() => {}
@@ -61,7 +61,7 @@ async fn owners(
     while let Some(frame) = frames.message().await? {
         mirror.frame(frame, config.clock.now().0).into_iter().for_each(changed);
         for reached in mirror.take_reached() {
-            config.bid_metrics.reached(reached.milestone, span(reached.took_ms));
+            config.bid_metrics.observe_milestone(reached.milestone, span(reached.took_ms));
         }
     }
     Ok(())
@@ -87,11 +87,11 @@ async fn prices(
         };
         mirror.price(&frame).into_iter().for_each(changed);
     }
-    mirror.priced().into_iter().for_each(changed);
+    mirror.set_prices_synced().into_iter().for_each(changed);
     while let Some(frame) = frames.message().await? {
         // A listed price is as old as the market's last command; only frames of calls are new.
         if let Some(price) = frame.price.as_ref().filter(|_| frame.r#type == "call") {
-            config.bid_metrics.lagged(span(config.clock.now().0 - price.as_of_ms));
+            config.bid_metrics.observe_lag(span(config.clock.now().0 - price.as_of_ms));
         }
         mirror.price(&frame).into_iter().for_each(changed);
     }

@@ -171,7 +171,7 @@ impl Mirror {
     }
 
     /// Stores the version of a reply. Nothing more is decided before the stream has reached it.
-    pub(crate) fn replied(
+    pub(crate) fn record_reply(
         &self,
         uid: &str,
         market: &MarketName,
@@ -199,7 +199,7 @@ impl Mirror {
     }
 
     /// Records that a stream ended. The data stays for status, but no step is based on it.
-    pub(crate) fn lost(&self) -> Vec<Change> {
+    pub(crate) fn on_stream_end(&self) -> Vec<Change> {
         let mut state = self.state();
         let was = state.synced && state.priced;
         (state.synced, state.priced, state.coming) = (false, false, None);
@@ -223,7 +223,7 @@ impl Mirror {
         let old = state.markets.insert(frame.market.as_str().into(), quote);
         let mut changes = Vec::new();
         if frame.r#type == "call" {
-            changes.extend(state.call_over(&frame.market));
+            changes.extend(state.clear_risks(&frame.market));
         }
         let seen = |q: Quote| (q.quote, q.clearing, q.reserve, q.cap, q.halted);
         if old.is_none_or(|old| seen(old) != seen(quote)) {
@@ -233,7 +233,7 @@ impl Mirror {
     }
 
     /// Records that the prices of all markets are stored.
-    pub(crate) fn priced(&self) -> Vec<Change> {
+    pub(crate) fn set_prices_synced(&self) -> Vec<Change> {
         let mut state = self.state();
         let was = std::mem::replace(&mut state.priced, true);
         if !was && state.synced { vec![Change::Everyone] } else { Vec::new() }
@@ -410,7 +410,7 @@ impl State {
     }
 
     /// Clears the risks of a market's allocations after a call: each one stays, or is under notice.
-    fn call_over(&mut self, market: &str) -> Vec<Change> {
+    fn clear_risks(&mut self, market: &str) -> Vec<Change> {
         let mut changes = Vec::new();
         for (uid, owner) in &mut self.owners {
             let mut was = false;

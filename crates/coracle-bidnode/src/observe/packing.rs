@@ -72,7 +72,7 @@ fn pools(cx: &Context, pods: &[PodFacts], refused: &mut HashMap<(String, String)
                     bidnode = pool.key,
                     "pod refused by the scheduler with a node there, not counted"
                 );
-                cx.events.emit_about(reference(pod), gave_up(&pool.key));
+                cx.events.emit_about(reference(pod), give_up_event(&pool.key));
             }
         }
         let own = refused.keys().filter(|(_, uid)| *uid == pool.uid);
@@ -93,7 +93,7 @@ fn reference(pod: &PodFacts) -> ObjectReference {
 }
 
 /// Event about a pod for which no further node of a BidNode is bought. The reason is that of cluster-autoscaler.
-fn gave_up(bidnode: &str) -> ObjectEvent {
+fn give_up_event(bidnode: &str) -> ObjectEvent {
     let text = format!(
         "no node of BidNode {bidnode} is bought for this pod: the scheduler refuses it although a node that it fits on by \
          its requests is Ready; see the message of its condition PodScheduled"

@@ -60,7 +60,7 @@ fn wake_all(cx: &Context, which: impl Fn(&BidNode) -> bool) {
 }
 
 /// Hash of the fields whose change triggers a reconcile: all but the status, which the controller writes.
-fn print_of(object: &Guarded) -> u64 {
+fn fingerprint(object: &Guarded) -> u64 {
     use std::hash::{DefaultHasher, Hash as _, Hasher as _};
     let meta = object.meta();
     let mut hasher = DefaultHasher::new();
@@ -82,15 +82,15 @@ pub(crate) async fn objects(cx: &Context, writer: Writer<Guarded>) {
     let mut bad: HashSet<String> = HashSet::new();
     let changed = |event: Seen<'_, Guarded>| {
         match event {
-            Seen::Applied(object) => seen(cx, object, &mut prints, &mut bad),
-            Seen::Gone(object) => gone(cx, object, &mut prints, &mut bad),
+            Seen::Applied(object) => on_applied(cx, object, &mut prints, &mut bad),
+            Seen::Gone(object) => on_deleted(cx, object, &mut prints, &mut bad),
         }
-        cx.config.bid_metrics.undecodable(bad.len());
+        cx.config.bid_metrics.set_undecodable(bad.len());
     };
     follow(api, watch_config(), writer, changed).await;
 }
 
-fn seen(cx: &Context, object: &Guarded, prints: &mut HashMap<String, u64>, bad: &mut HashSet<String>) {
+fn on_applied(cx: &Context, object: &Guarded, prints: &mut HashMap<String, u64>, bad: &mut HashSet<String>) {
     let uid = object.uid().unwrap_or_default();
     if let Err(why) = &object.0 {
         if bad.insert(uid) {
@@ -105,22 +105,22 @@ fn seen(cx: &Context, object: &Guarded, prints: &mut HashMap<String, u64>, bad: 
         return;
     }
     bad.remove(&uid);
-    cx.triggers.know(uid.clone(), Some(ObjectRef::from_obj(object)));
-    let print = print_of(object);
+    cx.triggers.set_object(uid.clone(), Some(ObjectRef::from_obj(object)));
+    let print = fingerprint(object);
     if prints.insert(uid, print) != Some(print) {
         cx.triggers.wake(ObjectRef::from_obj(object), false);
         cx.triggers.pack.notify_one();
     }
 }
 
-fn gone(cx: &Context, object: &Guarded, prints: &mut HashMap<String, u64>, bad: &mut HashSet<String>) {
+fn on_deleted(cx: &Context, object: &Guarded, prints: &mut HashMap<String, u64>, bad: &mut HashSet<String>) {
     let uid = object.uid().unwrap_or_default();
     prints.remove(&uid);
     bad.remove(&uid);
     if let Ok(object) = &object.0 {
         cx.forget(object);
     }
-    cx.triggers.know(uid, None);
+    cx.triggers.set_object(uid, None);
 }
 
 /// Watches the Nodes of this controller. Never returns.
@@ -128,7 +128,7 @@ pub(crate) async fn nodes(cx: &Context, ready: &tokio::sync::watch::Sender<u8>) 
     let api: Api<Node> = Api::all(cx.client.clone());
     let mut events = pin!(watch(api, watch_config().labels(names::BIDNODE)));
     while let Some(event) = events.next().await {
-        touched(cx, cx.cluster.node_event(&event, cx.now_ms()));
+        wake_touched(cx, cx.cluster.node_event(&event, cx.now_ms()));
         if matches!(event, watcher::Event::InitDone) {
             ready.send_modify(|bits| *bits |= 1);
         }
@@ -140,7 +140,7 @@ pub(crate) async fn pods(cx: &Context, ready: &tokio::sync::watch::Sender<u8>) {
     let api: Api<Pod> = Api::all(cx.client.clone());
     let mut events = pin!(watch(api, watch_config()));
     while let Some(event) = events.next().await {
-        touched(cx, cx.cluster.pod_event(&event, cx.now_ms()));
+        wake_touched(cx, cx.cluster.pod_event(&event, cx.now_ms()));
         if matches!(event, watcher::Event::InitDone) {
             ready.send_modify(|bits| *bits |= 2);
         }
@@ -182,7 +182,7 @@ fn daemon(set: &DaemonSet) -> PodFacts {
     PodFacts { kind: PodKind::Daemon, ..PodFacts::of(&Pod { spec, ..Pod::default() }) }
 }
 
-fn touched(cx: &Context, touched: super::cluster::Touched) {
+fn wake_touched(cx: &Context, touched: super::cluster::Touched) {
     for owner in touched.owners {
         cx.triggers.wake(reference(&owner), false);
     }

@@ -119,7 +119,7 @@ pub struct Need {
 #[must_use]
 pub fn assign(pools: &[Pool], pods: &[PodFacts]) -> HashMap<String, Need> {
     let mut choices: Vec<(&PodFacts, Vec<usize>)> =
-        pods.iter().map(|pod| (pod, by_price(pools, pod))).collect();
+        pods.iter().map(|pod| (pod, pools_by_price(pools, pod))).collect();
     let mut needs = HashMap::new();
     // Each round moves the pods of full pools to their next choice, so the number of pools bounds the rounds.
     for _ in 0..=pools.len() {
@@ -154,7 +154,7 @@ pub fn assign(pools: &[Pool], pods: &[PodFacts]) -> HashMap<String, Need> {
 
 /// Pools that accept a pod, ordered by quote ÷ number of such pods per node. Compared without a division, as q₁·fit₂ against
 /// q₂·fit₁.
-fn by_price(pools: &[Pool], pod: &PodFacts) -> Vec<usize> {
+fn pools_by_price(pools: &[Pool], pod: &PodFacts) -> Vec<usize> {
     let accepting = |(_, pool): &(usize, &Pool)| !pool.refused.contains(&pod.uid) && accepts(pool, pod);
     let mut all: Vec<_> = pools.iter().enumerate().filter(accepting).collect();
     all.sort_by(|(_, a), (_, b)| {

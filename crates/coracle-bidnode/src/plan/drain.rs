@@ -26,7 +26,7 @@ pub(super) fn steps(view: &NodeView, haste: Haste, now_ms: i64) -> Option<Vec<St
     let counts = |p: &&PodFacts| match haste {
         Haste::None => p.kind == PodKind::Workload,
         // A DaemonSet would recreate a pod that tolerates the taint at once.
-        Haste::By { .. } => p.kind == PodKind::Workload || p.kind == PodKind::Daemon && !bears_notice(p),
+        Haste::By { .. } => p.kind == PodKind::Workload || p.kind == PodKind::Daemon && !tolerates_notice(p),
     };
     let there: Vec<_> = view.pods.iter().filter(counts).collect();
     let tier = there.iter().map(|p| tier(p)).min()?;
@@ -60,7 +60,7 @@ pub(super) fn steps(view: &NodeView, haste: Haste, now_ms: i64) -> Option<Vec<St
 }
 
 /// Whether a pod tolerates the taints of a cordoned Node under notice.
-fn bears_notice(pod: &PodFacts) -> bool {
+fn tolerates_notice(pod: &PodFacts) -> bool {
     let taint =
         |key: &str| Taint { key: key.to_owned(), value: String::new(), effect: "NoSchedule".to_owned() };
     let any_value = |key| {

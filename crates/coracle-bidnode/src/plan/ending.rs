@@ -8,7 +8,7 @@ use super::{
     counts,
     drain::Haste,
     input::Observed,
-    nodes::{delete_node, drain_change, drain_node, orphan},
+    nodes::{delete_node, drain_change, drain_node, plan_orphan},
     output::{Plan, Release, Step},
 };
 
@@ -40,7 +40,7 @@ pub(super) fn plan(o: &Observed<'_>, plan: &mut Plan) {
     for view in o.nodes {
         match o.owner.allocations.get(&view.facts.allocation) {
             None if o.owner.has(&view.facts.allocation) => {}
-            None => orphan(o, view, 0, plan),
+            None => plan_orphan(o, view, 0, plan),
             Some(allocation)
                 if matches!(allocation.state, AllocationState::Active | AllocationState::Preempting) =>
             {

@@ -43,10 +43,10 @@ pub(super) fn plan(o: &Observed<'_>, settings: Option<&Settings>, plan: &mut Pla
         }
         match o.owner.allocations.get(&view.facts.allocation) {
             Some(allocation) if allocation.state == AllocationState::Preempting => {
-                leaving(o, view, allocation, plan)
+                plan_preempted_node(o, view, allocation, plan)
             }
-            Some(allocation) => staying(o, settings, view, allocation, plan),
-            None => orphan(o, view, o.times.orphan_ms, plan),
+            Some(allocation) => plan_staying_node(o, settings, view, allocation, plan),
+            None => plan_orphan(o, view, o.times.orphan_ms, plan),
         }
     }
     let lost = o
@@ -55,7 +55,7 @@ pub(super) fn plan(o: &Observed<'_>, settings: Option<&Settings>, plan: &mut Pla
         .iter()
         .filter(|(id, u)| u.state == AllocationState::Active && counts::view_of(o, id).is_none());
     for (id, allocation) in lost.filter(|_| settings.is_some()) {
-        failed(o, id, allocation, None, plan);
+        release_failed(o, id, allocation, None, plan);
     }
     // The notices of all Nodes come before the evictions of any Node.
     plan.steps.sort_by_key(|step| match step {
@@ -76,7 +76,7 @@ pub(super) fn delete_node(view: &NodeView) -> Step {
 }
 
 /// Plans for a Node whose allocation has ended: its machine has ended or is ending.
-pub(super) fn orphan(o: &Observed<'_>, view: &NodeView, age_ms: i64, plan: &mut Plan) {
+pub(super) fn plan_orphan(o: &Observed<'_>, view: &NodeView, age_ms: i64, plan: &mut Plan) {
     if o.synced && o.owner.is_current() && o.now_ms - view.facts.created_ms >= age_ms {
         plan.steps.push(delete_node(view));
     } else {
@@ -85,7 +85,7 @@ pub(super) fn orphan(o: &Observed<'_>, view: &NodeView, age_ms: i64, plan: &mut 
 }
 
 /// Plans for a Node that stays, or that the controller drains.
-fn staying(
+fn plan_staying_node(
     o: &Observed<'_>,
     settings: Option<&Settings>,
     view: &NodeView,
@@ -107,7 +107,7 @@ fn staying(
         return;
     }
     if settings.is_some() {
-        failed(o, &view.facts.allocation, allocation, Some(view), plan);
+        release_failed(o, &view.facts.allocation, allocation, Some(view), plan);
     }
     if view.facts.deleting && !counts::is_draining(view) {
         // `kubectl delete node` starts a drain: the finalizer keeps the object until the drain is complete.
@@ -144,7 +144,7 @@ pub(super) fn drain_node(
 }
 
 /// Releases an allocation whose Node has not been Ready for too long, unless repairs are suspended.
-fn failed(
+fn release_failed(
     o: &Observed<'_>,
     id: &AllocationName,
     allocation: &Allocation,
@@ -168,7 +168,7 @@ fn failed(
 }
 
 /// Plans for a node under notice: emits the event, then drains the node before the deadline.
-fn leaving(o: &Observed<'_>, view: &NodeView, allocation: &Allocation, plan: &mut Plan) {
+fn plan_preempted_node(o: &Observed<'_>, view: &NodeView, allocation: &Allocation, plan: &mut Plan) {
     if !view.facts.is_tainted(NOTICE) {
         // The notice is always handled: the substitution may be refused, or its reply lost.
         plan.steps.push(Step::NotifyPreemption {

@@ -23,10 +23,10 @@ const FOLLOW_PERCENT: i64 = 2;
 #[must_use]
 pub fn limit(settings: &Settings, quote: &Quote) -> Price {
     let share = quote.quote.percent(settings.strategy.percent()).floor_to(quote.tick);
-    share.min(most(settings, quote))
+    share.min(max_limit(settings, quote))
 }
 
-fn most(settings: &Settings, quote: &Quote) -> Price {
+fn max_limit(settings: &Settings, quote: &Quote) -> Price {
     settings.max_bid.floor_to(quote.tick)
 }
 
@@ -43,7 +43,7 @@ pub(super) fn affordable(o: &Observed<'_>, settings: &Settings, limit: Price) ->
     u32::try_from((left / i128::from(limit.as_micros().max(1))).max(0)).unwrap_or(u32::MAX)
 }
 
-pub(super) fn over_budget(settings: &Settings, missing: u32, limit: Price) -> String {
+pub(super) fn over_budget_message(settings: &Settings, missing: u32, limit: Price) -> String {
     let cap = settings.max_hourly_cost.unwrap_or(Price::ZERO);
     format!("{missing} more nodes at {limit} would pass the cap of {cap} an hour")
 }
@@ -83,11 +83,11 @@ fn change(
     id: &BidName,
     bid: &Bid,
 ) -> Option<(Price, Option<u32>)> {
-    let most = most(settings, quote);
+    let most = max_limit(settings, quote);
     if bid.live() == 0 {
         return follow(o, settings, quote, id, bid).map(|limit| (limit, None));
     }
-    let kept = defended(o, settings, quote, id, bid).unwrap_or(bid.limit).min(most);
+    let kept = defended_limit(o, settings, quote, id, bid).unwrap_or(bid.limit).min(most);
     // A bid has one limit. Open units that need another one are removed from the bid and bought again.
     let parts = bid.open > 0 && (kept != bid.limit || follow(o, settings, quote, id, bid).is_some());
     match (kept != bid.limit, parts) {
@@ -107,22 +107,23 @@ fn follow(o: &Observed<'_>, settings: &Settings, quote: &Quote, id: &BidName, bi
     let far = i128::from((new - old).abs()) * 100 >= i128::from(old) * i128::from(FOLLOW_PERCENT);
     let last = o.owner.amended_ms.get(id).copied().unwrap_or(bid.placed_ms);
     let due = o.now_ms - last >= o.times.amend_ms;
-    let too_high = bid.limit > most(settings, quote);
+    let too_high = bid.limit > max_limit(settings, quote);
     (too_high || far && due).then_some(wanted)
 }
 
 /// Limit to which a raise is reverted once the risk has been over for long enough: the previous limit, or what the last call
 /// needs. Otherwise a challenger that comes and leaves would leave every limit raised, and the next challenger just below would
 /// set the price.
-fn withdrawn(o: &Observed<'_>, quote: &Quote, id: &BidName, bid: &Bid) -> Option<Price> {
-    let before = raised_from(o, id, bid)?;
-    let last = o.owner.amended_ms.get(id).copied().unwrap_or_else(|| bid.placed_ms.max(noted_change(o)));
+fn reverted_limit(o: &Observed<'_>, quote: &Quote, id: &BidName, bid: &Bid) -> Option<Price> {
+    let before = limit_before_raise(o, id, bid)?;
+    let last =
+        o.owner.amended_ms.get(id).copied().unwrap_or_else(|| bid.placed_ms.max(last_accepted_change(o)));
     let lower = before.max(quote.clearing.ceil_to(quote.tick));
     (o.now_ms - last >= o.times.calm_ms && lower < bid.limit).then_some(lower)
 }
 
 /// Limit of a bid before it was raised: as this process observed it, otherwise as the status records it.
-fn raised_from(o: &Observed<'_>, id: &BidName, bid: &Bid) -> Option<Price> {
+fn limit_before_raise(o: &Observed<'_>, id: &BidName, bid: &Bid) -> Option<Price> {
     let noted = || {
         let noted = o.object.status.as_ref()?.raised_from.get(&**id)?;
         micros(*noted).ok().map(Price::micros)
@@ -131,24 +132,31 @@ fn raised_from(o: &Observed<'_>, id: &BidName, bid: &Bid) -> Option<Price> {
 }
 
 /// Time of the last change that the market accepted, from the status, in milliseconds since 1970.
-fn noted_change(o: &Observed<'_>) -> i64 {
+fn last_accepted_change(o: &Observed<'_>) -> i64 {
     let noted = o.object.status.as_ref().and_then(|status| status.last_bid_time.as_ref());
     noted.map_or(0, |time| time.0.as_millisecond())
 }
 
 /// Limits of raised bids before the raise, for the status, so that a later process knows them.
 pub(crate) fn raises(o: &Observed<'_>) -> BTreeMap<String, f64> {
-    let of =
-        |(id, bid): (&BidName, &Bid)| Some((id.to_string(), dollars(raised_from(o, id, bid)?.as_micros())));
+    let of = |(id, bid): (&BidName, &Bid)| {
+        Some((id.to_string(), dollars(limit_before_raise(o, id, bid)?.as_micros())))
+    };
     o.owner.bids.iter().filter_map(of).collect()
 }
 
 /// Limit that keeps the running units of a bid, if the strategy defends them and the limit suffices.
-fn defended(o: &Observed<'_>, settings: &Settings, quote: &Quote, id: &BidName, bid: &Bid) -> Option<Price> {
+fn defended_limit(
+    o: &Observed<'_>,
+    settings: &Settings,
+    quote: &Quote,
+    id: &BidName,
+    bid: &Bid,
+) -> Option<Price> {
     if !settings.defend || bid.active == 0 {
         return None;
     }
-    let most = most(settings, quote);
+    let most = max_limit(settings, quote);
     match settings.strategy {
         BidStrategy::CostOptimized => None,
         BidStrategy::AvailabilityOptimized => Some(most.max(bid.limit)),
@@ -157,7 +165,7 @@ fn defended(o: &Observed<'_>, settings: &Settings, quote: &Quote, id: &BidName, 
                 o.owner.allocations.values().filter(|u| u.bid == *id && u.state == AllocationState::Active);
             let keep = units.map(|u| u.price_to_keep).max().unwrap_or(Price::ZERO);
             if keep == Price::ZERO {
-                return withdrawn(o, quote, id, bid);
+                return reverted_limit(o, quote, id, bid);
             }
             let keep = keep.ceil_to(quote.tick);
             (keep > bid.limit && keep <= quote.quote.min(most)).then_some(keep)

@@ -14,7 +14,7 @@ use crate::{ids::AllocationName, observe::bids::Allocation, settings::Settings};
 
 /// Plans for bids and allocations of a type or region that is no longer requested. Open and starting ones end at once. Running
 /// ones end when a replacement is Ready (make before break), within the disruption budget.
-pub(super) fn outdated(o: &Observed<'_>, settings: &Settings, plan: &mut Plan) {
+pub(super) fn release_outdated(o: &Observed<'_>, settings: &Settings, plan: &mut Plan) {
     let chosen = plan.facts.market.clone();
     for (id, bid) in o.owner.bids.iter().filter(|(_, b)| b.open > 0) {
         // If the chosen market does not exist, no bid is cancelled for it.
@@ -37,7 +37,7 @@ pub(super) fn outdated(o: &Observed<'_>, settings: &Settings, plan: &mut Plan) {
 }
 
 /// Plans for more nodes than desired: open units end first, then matched and provisioning allocations, then nodes.
-pub(super) fn excess(o: &Observed<'_>, settings: &Settings, plan: &mut Plan) {
+pub(super) fn release_excess(o: &Observed<'_>, settings: &Settings, plan: &mut Plan) {
     let counts = plan.facts.counts;
     let mut left = counts.have.saturating_sub(counts.desired);
     if left == 0 || plan.steps.iter().any(Step::is_trade) {

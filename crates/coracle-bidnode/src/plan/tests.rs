@@ -84,7 +84,7 @@ impl World {
         self
     }
 
-    fn told(self, key: &str, value: &str) -> Self {
+    fn with_annotation(self, key: &str, value: &str) -> Self {
         self.with(|w| {
             drop(w.object.metadata.annotations.get_or_insert_default().insert(key.into(), value.into()))
         })
@@ -275,7 +275,7 @@ fn deletion_table() {
             "force-delete does not ask the market",
             world(1, 5)
                 .allocation("a", Active, "2")
-                .told(annotation::FORCE_DELETE, "true")
+                .with_annotation(annotation::FORCE_DELETE, "true")
                 .with(|w| w.synced = false),
             "delete:bn-a remove-finalizer",
         ),
@@ -291,7 +291,7 @@ fn stale_mirror_or_invalid_spec_buys_nothing() {
     assert_eq!(bad.verbs(), "");
     assert!(bad.plan().facts.invalid.is_some_and(|why| why.contains("spec.maxBid")));
     let mirror = crate::observe::mirror::Mirror::default();
-    mirror.replied("u", &HERE.into(), 1, NOW, None);
+    mirror.record_reply("u", &HERE.into(), 1, NOW, None);
     let behind = world(2, 5).with(|w| w.owner = mirror.owner("u"));
     assert_eq!((behind.verbs().as_str(), behind.plan().again), ("", Some(behind.times.wait)));
 }
@@ -308,7 +308,7 @@ proptest::proptest! {
         let mut w = world(min, (min + spare).max(1));
         w.need.nodes = nodes;
         if let Some(cap) = cap {
-            w = w.told(annotation::MAX_HOURLY_COST, &cap.to_string());
+            w = w.with_annotation(annotation::MAX_HOURLY_COST, &cap.to_string());
         }
         w = w.bid("b", HERE, "2.88", open);
         w.owner.bids.get_mut("b").unwrap().limit = Price::micros(limit * 100);

@@ -75,7 +75,7 @@ async fn allow(client: &Client, ns: &str, group: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn by<T>(token: &str, message: T) -> Request<T> {
+fn request_as<T>(token: &str, message: T) -> Request<T> {
     let mut request = Request::new(message);
     request.metadata_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());
     request
@@ -103,7 +103,7 @@ fn service_accounts_trade_for_namespace_operator_for_all() {
             cap_micros: 8_000_000,
             ..pb::PutMarketRequest::default()
         };
-        admin.put_market(by(ADMIN, put())).await?;
+        admin.put_market(request_as(ADMIN, put())).await?;
         let worker = token(&w.client, &w.ns, "worker", AUDIENCE).await?;
         let operator = token(&w.client, &w.ns, "operator", AUDIENCE).await?;
         let elsewhere = token(&w.client, &w.ns, "worker", "https://kubernetes.default.svc").await?;
@@ -118,7 +118,7 @@ fn service_accounts_trade_for_namespace_operator_for_all() {
         };
         let mut trading = TradingClient::new(channel.clone());
         let mut place = async |token: &str, tenant: &str| {
-            trading.place_bid(by(token, bid(tenant))).await.map_or_else(|s| s.code(), |_| Code::Ok)
+            trading.place_bid(request_as(token, bid(tenant))).await.map_or_else(|s| s.code(), |_| Code::Ok)
         };
         let own = format!("{CLUSTER}/{}", w.ns);
         assert_eq!(place(&worker, "").await, Code::PermissionDenied, "may not create BidNodes");
@@ -144,9 +144,10 @@ fn service_accounts_trade_for_namespace_operator_for_all() {
         assert_eq!(place(&elsewhere, "").await, Code::Unauthenticated, "made for another audience");
         assert_eq!(place("not.a.token", "").await, Code::Unauthenticated);
         assert_eq!(place(ADMIN, "").await, Code::Ok, "tokens of the market still work");
-        let denied = admin.put_market(by(&operator, put())).await.unwrap_err();
+        let denied = admin.put_market(request_as(&operator, put())).await.unwrap_err();
         assert_eq!(denied.code(), Code::PermissionDenied, "service accounts cannot administer");
-        let listed = MarketClient::new(channel).list_markets(by(&worker, pb::ListMarketsRequest {})).await?;
+        let listed =
+            MarketClient::new(channel).list_markets(request_as(&worker, pb::ListMarketsRequest {})).await?;
         assert_eq!(listed.into_inner().markets.len(), 1);
 
         // The operator itself, which reads its token from a file.

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::world::{Operator, World, install, within_limit};
 
-fn raw(spec: &Value) -> DynamicObject {
+fn raw_bidnode(spec: &Value) -> DynamicObject {
     let kind = ApiResource::erase::<BidNode>(&());
     DynamicObject::new("bad", &kind).data(json!({"spec": spec}))
 }
@@ -49,18 +49,19 @@ fn object_violating_the_schema_is_refused_and_not_stored() {
             ("a number for a text", with("region", json!(5))),
             ("a fraction for a count", with("minNodes", json!(1.5))),
         ] {
-            let refused = objects.create(&PostParams::default(), &raw(&spec)).await;
+            let refused = objects.create(&PostParams::default(), &raw_bidnode(&spec)).await;
             let Err(kube::Error::Api(status)) = refused else { panic!("{why}: {refused:?}") };
             assert_eq!(status.code, 422, "{why}: {}", status.message);
         }
         let crossed = with("minNodes", json!(11));
-        let Err(kube::Error::Api(status)) = objects.create(&PostParams::default(), &raw(&crossed)).await
+        let Err(kube::Error::Api(status)) =
+            objects.create(&PostParams::default(), &raw_bidnode(&crossed)).await
         else {
             panic!("minNodes above maxNodes was taken")
         };
         assert_eq!(status.code, 422);
         assert!(status.message.contains("minNodes must not exceed maxNodes"), "{}", status.message);
-        let mut bare = raw(&good);
+        let mut bare = raw_bidnode(&good);
         bare.data = json!({});
         let refused = objects.create(&PostParams::default(), &bare).await;
         assert!(matches!(&refused, Err(kube::Error::Api(s)) if s.code == 422), "no spec: {refused:?}");
@@ -115,9 +116,9 @@ fn invalid_spec_is_reported_and_buys_nothing() {
         }
         w.until_event("InvalidSpec").await?;
         // After ten polls of each object there is still one event.
-        operator.passes(90.0).await?;
+        operator.wait_for_reconciles(90.0).await?;
         for (name, ..) in rows {
-            assert_eq!(w.told(name, "InvalidSpec").await, 1, "{name}");
+            assert_eq!(w.event_count(name, "InvalidSpec").await, 1, "{name}");
         }
         w.edit("decimals", json!({"spec": {"maxBid": 1.5}})).await?;
         w.until("decimals", |s| s.pending_bids == Some(2)).await?;
@@ -171,7 +172,7 @@ fn acceptance_18_undecodable_object_stalls_no_other() {
         crds.patch("bidnodes.kubebid.io", &params, &Patch::Apply(&wide)).await?;
         let kind = ApiResource::erase::<BidNode>(&());
         let any: Api<DynamicObject> = Api::namespaced_with(client.clone(), "default", &kind);
-        let bad = raw(&json!({"instanceType": "a100-4x", "maxBid": "a lot"}));
+        let bad = raw_bidnode(&json!({"instanceType": "a100-4x", "maxBid": "a lot"}));
         let stored = within_limit(async || any.create(&PostParams::default(), &bad).await.ok()).await;
         anyhow::ensure!(stored.is_some(), "the bad object is not taken");
         // `World::new` installs the strict CRD; stored objects stay.

@@ -31,7 +31,7 @@ fn acceptance_01_kubectl_get_bn_shows_exactly_the_seeds_columns() {
 }
 
 /// Times of a test that counts many polls: a minute becomes half a second.
-fn quick() -> Times {
+fn quick_times() -> Times {
     Times { poll: Duration::from_millis(500), ..World::times() }
 }
 
@@ -40,10 +40,10 @@ fn quick() -> Times {
 fn acceptance_02_seed_test_without_supply_leaves_one_bid() {
     cluster::run(|cluster| async move {
         let w = World::new(cluster).await?;
-        let operator = crate::world::Operator::start(cluster.client(), w.config(quick()));
+        let operator = crate::world::Operator::start(cluster.client(), w.config(quick_times()));
         w.create("test-bidnode", |_| {}).await?;
         w.until("test-bidnode", |s| s.pending_bids >= Some(2)).await?;
-        operator.passes(4.0).await?;
+        operator.wait_for_reconciles(4.0).await?;
         let bids = w.bids("test-bidnode").await;
         assert_eq!(bids.len(), 1, "{bids:#?}");
         assert_eq!((bids[0].quantity, bids[0].limit_micros), (2, 2_880_000));
@@ -60,11 +60,11 @@ fn acceptance_02_seed_test_with_supply_bids_until_nodes_run() {
     cluster::run(|cluster| async move {
         let mut w = World::new(cluster).await?;
         w.supply(HERE, 8).await;
-        let operator = crate::world::Operator::start(cluster.client(), w.config(quick()));
+        let operator = crate::world::Operator::start(cluster.client(), w.config(quick_times()));
         w.create("test-bidnode", |_| {}).await?;
         let status = w.until_active("test-bidnode", 2).await?;
         assert_eq!((status.phase.as_deref(), status.average_price), (Some("Running"), Some(2.0)));
-        operator.passes(4.0).await?;
+        operator.wait_for_reconciles(4.0).await?;
         let bids = w.bids("test-bidnode").await;
         assert_eq!((bids.len(), bids[0].quantity, bids[0].active), (1, 2, 2), "{bids:#?}");
         let ready = w.until_reason("test-bidnode", "Ready", "NodesAvailable").await?;
@@ -77,7 +77,8 @@ fn acceptance_02_seed_test_with_supply_bids_until_nodes_run() {
 #[test]
 fn acceptance_03_ten_quiet_polls_write_nothing_and_buy_nothing() {
     // `soak` uses the default intervals, with which the test takes ten minutes.
-    let times = if std::env::var_os("CORACLE_CLOCK_TIME").is_some() { Times::default() } else { quick() };
+    let times =
+        if std::env::var_os("CORACLE_CLOCK_TIME").is_some() { Times::default() } else { quick_times() };
     let ten_polls = times.poll * 10;
     cluster::run_within(LIMIT * 2 + ten_polls * 2, |cluster| async move {
         let mut w = World::new(cluster).await?;
@@ -106,11 +107,11 @@ fn acceptance_03_ten_quiet_polls_write_nothing_and_buy_nothing() {
         let mut before = Vec::new();
         while before != print().await {
             before = print().await;
-            operator.passes_within(20.0, LIMIT + ten_polls).await?;
+            operator.wait_for_reconciles_within(20.0, LIMIT + ten_polls).await?;
         }
         let writes = operator.metric("coracle_bidnode_status_writes_total");
         let began = std::time::Instant::now();
-        operator.passes_within(100.0, LIMIT + ten_polls * 2).await?;
+        operator.wait_for_reconciles_within(100.0, LIMIT + ten_polls * 2).await?;
         // Jitter shortens the time by at most a tenth; a loaded computer only takes longer.
         let took = began.elapsed();
         eprintln!("100 reconciles of ten objects took {took:?}, ten polls are {ten_polls:?}");
@@ -175,7 +176,7 @@ fn acceptance_07_two_of_one_name_in_two_namespaces_never_mix() {
         };
         anyhow::ensure!(within_limit(five).await.is_some(), "the other one does not read 5");
         for operator in &operators {
-            operator.passes(3.0).await?;
+            operator.wait_for_reconciles(3.0).await?;
         }
         let quantities =
             |bids: Vec<coracle_proto::market::Bid>| bids.iter().map(|b| b.quantity).collect::<Vec<_>>();
@@ -207,7 +208,7 @@ fn acceptance_11_waiting_pod_gets_node_that_goes_when_idle() {
         w.until_active("elastic", 1).await?;
         let node = w.nodes("elastic").await[0].name_any();
         bind(&w.client, &w.ns, "job", &node).await?;
-        operator.passes(3.0).await?;
+        operator.wait_for_reconciles(3.0).await?;
         assert_eq!(w.status("elastic").await.active_nodes, Some(1), "it is in use");
         let pods: Api<k8s_openapi::api::core::v1::Pod> = Api::namespaced(w.client.clone(), &w.ns);
         pods.delete("job", &kube::api::DeleteParams::default().grace_period(0)).await?;
@@ -253,7 +254,7 @@ fn acceptance_20_a_cap_is_never_passed_in_a_storm_of_prices() {
             let (own, tenants) = (sum("own").await, sum("tenants").await);
             assert!(own <= 6_500_000, "round {round}: {own}");
             assert!(own + tenants <= cap, "round {round}: {own} + {tenants}");
-            operator.passes(1.0).await?;
+            operator.wait_for_reconciles(1.0).await?;
         }
         operator.stop().await
     });

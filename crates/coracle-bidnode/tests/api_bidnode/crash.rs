@@ -33,7 +33,7 @@ fn acceptance_05_operator_killed_after_bid_never_bids_twice() {
             let name = format!("killed-{n}");
             w.until(&name, |s| s.pending_bids == Some(2)).await?;
         }
-        operator.passes(f64::from(u32::try_from(kills()).unwrap())).await?;
+        operator.wait_for_reconciles(f64::from(u32::try_from(kills()).unwrap())).await?;
         for n in 0..kills() {
             let bids = w.bids(&format!("killed-{n}")).await;
             assert_eq!((bids.len(), bids[0].quantity), (1, 2), "kill {n}: {bids:#?}");
@@ -58,7 +58,7 @@ fn acceptance_06_two_operators_without_election_never_bid_twice() {
             w.until(name, |s| s.pending_bids.unwrap_or(0) + s.active_nodes.unwrap_or(0) == 2).await?;
         }
         for operator in &operators {
-            operator.passes(10.0).await?;
+            operator.wait_for_reconciles(10.0).await?;
         }
         for name in &names {
             let bids = w.bids(name).await;
@@ -97,7 +97,7 @@ fn acceptance_14_market_outage_loses_and_buys_no_node() {
         let before = print().await;
         w.market_down().await;
         w.until_reason("pool", "MarketReachable", "MarketUnreachable").await?;
-        operator.passes(20.0).await?;
+        operator.wait_for_reconciles(20.0).await?;
         let status = w.status("pool").await;
         assert_eq!((status.active_nodes, status.phase.as_deref()), (Some(2), Some("Running")));
         assert_eq!(w.nodes("pool").await.len(), 2);
@@ -106,7 +106,7 @@ fn acceptance_14_market_outage_loses_and_buys_no_node() {
         assert!(gone.iter().all(|n| n.metadata.deletion_timestamp.is_none()));
         w.market_up().await?;
         w.until_reason("pool", "MarketReachable", "Reachable").await?;
-        operator.passes(6.0).await?;
+        operator.wait_for_reconciles(6.0).await?;
         let print = async || {
             let bids = [w.bids("pool").await, w.bids("waits").await].concat();
             bids.into_iter().map(|b| (b.bid, b.quantity, b.limit_micros)).collect::<Vec<_>>()
@@ -130,7 +130,7 @@ fn operator_started_without_market_reports_state_and_waits() {
         w.market_down().await;
         let operator = w.operator();
         w.until_reason("pool", "MarketReachable", "MarketUnreachable").await?;
-        operator.passes(3.0).await?;
+        operator.wait_for_reconciles(3.0).await?;
         assert_eq!(w.status("pool").await.active_nodes, Some(1));
         w.market_up().await?;
         w.until_reason("pool", "MarketReachable", "Reachable").await?;

@@ -31,7 +31,7 @@ fn acceptance_15_deletion_leaves_no_node_bid_unit_pod_or_series() {
         waiting_pod(&w.client, &w.ns, "work", 1).await?;
         let node = w.nodes("doomed").await[0].name_any();
         bind(&w.client, &w.ns, "work", &node).await?;
-        operator.passes(2.0).await?;
+        operator.wait_for_reconciles(2.0).await?;
         w.objects().delete("doomed", &DeleteParams::default()).await?;
         until_gone(&w, "doomed").await?;
         assert!(w.nodes("doomed").await.is_empty());
@@ -73,7 +73,7 @@ fn acceptance_15_deletion_waits_for_a_market_that_is_away() {
         w.until_reason("waits", "MarketReachable", "MarketUnreachable").await?;
         w.objects().delete("waits", &DeleteParams::default()).await?;
         w.until_reason("waits", "Terminating", "MarketUnreachable").await?;
-        operator.passes(3.0).await?;
+        operator.wait_for_reconciles(3.0).await?;
         assert_eq!(w.objects().get("waits").await?.finalizers(), [names::FINALIZER]);
         w.market_up().await?;
         until_gone(&w, "waits").await?;

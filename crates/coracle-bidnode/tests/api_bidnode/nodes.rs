@@ -37,7 +37,7 @@ fn acceptance_13_scale_down_picks_the_idle_node() {
             bind(&w.client, &w.ns, pod, &node.name_any()).await?;
             on.push(node.name_any());
         }
-        operator.passes(3.0).await?;
+        operator.wait_for_reconciles(3.0).await?;
         let pods: Api<Pod> = Api::namespaced(w.client.clone(), &w.ns);
         pods.delete("b", &DeleteParams::default().grace_period(0)).await?;
         let left = w.until_nodes("pool", 2).await?;
@@ -114,7 +114,7 @@ fn acceptance_16_many_not_ready_at_once_are_held() {
             set_ready(&w.client, &node.name_any(), false).await;
         }
         w.until_reason("pool", "Degraded", "TooManyUnhealthy").await?;
-        operator.passes(4.0).await?;
+        operator.wait_for_reconciles(4.0).await?;
         assert_eq!(w.bids("pool").await.iter().map(|b| b.quantity).sum::<u32>(), 3, "nothing was bought");
         assert_eq!(w.nodes("pool").await.len(), 3, "nothing was given up");
         for node in w.nodes("pool").await {

@@ -88,7 +88,7 @@ fn acceptance_09_balanced_raises_limit_to_keep_node() {
         };
         assert_eq!(allocation.state(), AllocationState::Active);
         assert!(allocation.limit_micros <= 3_200_000, "no more than the quote: {}", allocation.limit_micros);
-        operator.passes(2.0).await?;
+        operator.wait_for_reconciles(2.0).await?;
         assert_eq!(w.status("node").await.active_nodes, Some(1));
         operator.stop().await
     });
@@ -164,7 +164,7 @@ fn acceptance_08_notice_cordons_and_buys_one_replacement() {
         assert!(new.price_micros <= new.limit_micros);
         w.until_active("node", 1).await?;
         w.until_nodes("node", 1).await?;
-        operator.passes(2.0).await?;
+        operator.wait_for_reconciles(2.0).await?;
         assert_eq!(w.bids("node").await.len(), 2, "no second replacement");
         operator.stop().await
     });

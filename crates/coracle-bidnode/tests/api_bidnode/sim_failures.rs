@@ -123,7 +123,7 @@ impl Fixture {
     }
 
     /// Number of open units and of live allocations of a BidNode.
-    fn left(&self, name: &str) -> (u32, usize) {
+    fn remaining_units(&self, name: &str) -> (u32, usize) {
         let is_of = |bid: &coracle_auction::Bid| bid.labels().iter().any(|(_, value)| &**value == name);
         self.market.read(|engine| {
             let bids = || engine.bids().filter(|(_, bid)| is_of(bid));
@@ -175,7 +175,7 @@ fn failed_eviction_stops_neither_other_nodes_nor_trade() {
         fixture.outbid(2);
         world::until(&fixture.pods(), "evictable", "gone", |pod| pod.is_none()).await?;
         assert!(fixture.pods().get_opt("stuck").await?.is_some(), "its eviction fails");
-        let replaced = async || (fixture.left("pool").0 == 2).then_some(());
+        let replaced = async || (fixture.remaining_units("pool").0 == 2).then_some(());
         eventually("two replacements are bid for", replaced).await
     });
 }
@@ -190,18 +190,18 @@ fn bids_allocations_and_nodes_of_a_gone_bidnode_are_ended() {
         fixture.until_active("kept", 1).await?;
         fixture.create("gone", 3).await?;
         fixture.until_active("gone", 2).await?;
-        assert_eq!(fixture.left("gone"), (1, 2), "one more node is wanted than there is");
+        assert_eq!(fixture.remaining_units("gone"), (1, 2), "one more node is wanted than there is");
         operator.abort();
         let without = json!({"metadata": {"finalizers": null}});
         fixture.objects().patch("gone", &PatchParams::default(), &Patch::Merge(without)).await?;
         fixture.objects().delete("gone", &DeleteParams::default()).await?;
         assert!(fixture.objects().get_opt("gone").await?.is_none());
         fixture.operator(sim.client());
-        let ended = async || (fixture.left("gone") == (0, 0)).then_some(());
+        let ended = async || (fixture.remaining_units("gone") == (0, 0)).then_some(());
         eventually("bids and allocations of the gone BidNode end", ended).await?;
         let alone = async || (fixture.nodes().await.unwrap().len() == 1).then_some(());
         eventually("its Nodes are deleted", alone).await?;
-        assert_eq!(fixture.left("kept"), (0, 1), "a BidNode that exists keeps what it has");
+        assert_eq!(fixture.remaining_units("kept"), (0, 1), "a BidNode that exists keeps what it has");
         anyhow::Ok(())
     });
 }

@@ -70,7 +70,7 @@ struct Noted {
 }
 
 impl Watch {
-    pub(crate) fn found(&self, what: String) {
+    pub(crate) fn add_finding(&self, what: String) {
         self.0.lock().unwrap().found.push(what);
     }
 
@@ -144,7 +144,7 @@ impl Host {
     }
 
     /// Injects a defect.
-    pub(crate) fn slips(&mut self, slip: HostDefect) {
+    pub(crate) fn inject_defect(&mut self, slip: HostDefect) {
         self.slip = Some(slip);
     }
 
@@ -301,7 +301,7 @@ impl Host {
             let other = machines.iter().find(|(_, m)| m.slot == slot);
             if let Some((other, _)) = other {
                 let no = self.no;
-                self.watch.found(format!("two machines in slot {no}/{slot}: {other} and {allocation}"));
+                self.watch.add_finding(format!("two machines in slot {no}/{slot}: {other} and {allocation}"));
             }
             let fresh = Running { slot, node: None, state: MachineState::Starting, until };
             machines.insert(allocation, fresh);
@@ -382,7 +382,7 @@ impl Host {
         let told = taints.iter().any(|taint| taint.key == names::PREEMPTING);
         let there = self.watch.operator_since().is_some_and(|since| since.plus_ms(CORDON_MS) <= until);
         if there && !told {
-            self.watch.found(format!("machine of {allocation} ends without notice to its node"));
+            self.watch.add_finding(format!("machine of {allocation} ends without notice to its node"));
         }
     }
 }

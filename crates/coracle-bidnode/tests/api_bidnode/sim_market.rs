@@ -177,7 +177,7 @@ impl State {
             owner_uid: owner.map(|owner| self.uid(owner)).unwrap_or_default(),
             lot: format!("lot-{}", row.slot().0.0),
             unit: row.slot().1,
-            state: sent(if hidden { AllocationState::Active } else { row.state() }).into(),
+            state: allocation_state(if hidden { AllocationState::Active } else { row.state() }).into(),
             limit_micros: row.limit().as_micros(),
             price_micros: self.engine.price(id).unwrap_or(Price::ZERO).as_micros(),
             matched_at_ms: ms(row.matched_at()),
@@ -203,10 +203,10 @@ impl State {
         let allocations = self.engine.allocations();
         let allocations = allocations.map(|(id, row)| Frame::Allocation(self.allocation(id, row)));
         let owners = self.owners().into_iter().map(Frame::Owner);
-        bids.chain(allocations).chain(owners).map(|frame| self.framed(self.seq, frame)).collect()
+        bids.chain(allocations).chain(owners).map(|frame| self.owner_frame(self.seq, frame)).collect()
     }
 
-    fn framed(&self, seq: u64, frame: Frame) -> pb::OwnerFrame {
+    fn owner_frame(&self, seq: u64, frame: Frame) -> pb::OwnerFrame {
         pb::OwnerFrame { seq, market: HERE.into(), frame: Some(frame) }
     }
 
@@ -228,7 +228,7 @@ impl State {
                 _ => {}
             }
         }
-        frames.into_iter().map(|frame| self.framed(*seq, frame)).collect()
+        frames.into_iter().map(|frame| self.owner_frame(*seq, frame)).collect()
     }
 
     fn price(&self, kind: &str) -> pb::PriceFrame {
@@ -251,7 +251,7 @@ impl State {
     }
 }
 
-fn sent(state: AllocationState) -> pb::AllocationState {
+fn allocation_state(state: AllocationState) -> pb::AllocationState {
     match state {
         AllocationState::Matched => pb::AllocationState::Matched,
         AllocationState::Provisioning => pb::AllocationState::Provisioning,
@@ -281,7 +281,7 @@ fn hash(parts: impl std::hash::Hash) -> u64 {
 }
 
 /// Error status with the code and constant that `coracle-market` uses.
-fn refused(refusal: Rejection) -> Status {
+fn rejection_status(refusal: Rejection) -> Status {
     let (code, constant) = match refusal {
         Rejection::OwnerVersion { .. } => (Code::Aborted, "OWNER_VERSION"),
         Rejection::IdempotencyConflict => (Code::AlreadyExists, "IDEMPOTENCY_CONFLICT"),
@@ -373,7 +373,7 @@ impl SimMarket {
     }
 
     /// Injects a defect.
-    pub(crate) fn plant(&self, plant: MarketDefect) {
+    pub(crate) fn inject_defect(&self, plant: MarketDefect) {
         self.0.state.lock().unwrap().plant = Some(plant);
     }
 
@@ -436,7 +436,7 @@ impl SimMarket {
         // An error only means that no stream is open.
         let _ = self.0.batches.send(Arc::new((state.seq, events)));
         match reply {
-            Reply::Refused(refusal) => Err(refused(refusal)),
+            Reply::Refused(refusal) => Err(rejection_status(refusal)),
             reply => Ok((reply, now)),
         }
     }
@@ -536,7 +536,7 @@ impl SimMarket {
     }
 
     /// Executes a command of the controller and converts the reply.
-    async fn answered(&self, call: &str, command: Command) -> Result<Response<pb::BidReply>, Status> {
+    async fn execute_command(&self, call: &str, command: Command) -> Result<Response<pb::BidReply>, Status> {
         let done = self.reachable().and_then(|()| self.apply(command));
         let reply = done.and_then(|(reply, at)| match reply {
             Reply::Bid { bid, owner_version, replayed, below_reserve } => Ok(Response::new(pb::BidReply {

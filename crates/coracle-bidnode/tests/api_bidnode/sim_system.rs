@@ -72,8 +72,8 @@ impl System {
         let mut hosts: Vec<_> = (1..=3).map(|no| Host::new(&sim, &market, &watch, no, 2)).collect();
         match mistake {
             InjectedDefect::None => {}
-            InjectedDefect::Market(plant) => market.plant(plant),
-            InjectedDefect::Host(slip) => hosts.iter_mut().for_each(|host| host.slips(slip)),
+            InjectedDefect::Market(plant) => market.inject_defect(plant),
+            InjectedDefect::Host(slip) => hosts.iter_mut().for_each(|host| host.inject_defect(slip)),
         }
         let daemons = hosts.iter().map(|host| tasks.spawn(host.clone().run())).collect();
         let random = Random(sim.seed());
@@ -94,7 +94,7 @@ impl System {
             rate: 1000,
         });
         config.connect = Arc::new(MemoryConnect(self.sim.clone()));
-        config.times = Times::default().divided(5);
+        config.times = Times::default().divide(5);
         config.clock = self.sim.clock();
         let client = self.sim.client();
         self.operator = Some(self.tasks.spawn(async move {
@@ -109,7 +109,7 @@ impl System {
     }
 
     /// Waits for the duration of a fault. The rival may trade meanwhile.
-    async fn last(&mut self, from_s: u64, to_s: u64) {
+    async fn wait_for_fault(&mut self, from_s: u64, to_s: u64) {
         if self.random.below(2) == 0 {
             elapse(Duration::from_secs(1)).await;
             self.rival();
@@ -122,31 +122,31 @@ impl System {
         match self.random.below(10) {
             0 => {
                 self.daemons[host].abort();
-                self.last(2, AWAY_MAX_S).await;
+                self.wait_for_fault(2, AWAY_MAX_S).await;
                 self.daemons[host] = self.tasks.spawn(self.hosts[host].clone().run());
             }
             1 => {
                 self.hosts[host].set_cut(true);
-                self.last(2, AWAY_MAX_S).await;
+                self.wait_for_fault(2, AWAY_MAX_S).await;
                 self.hosts[host].set_cut(false);
             }
             2 | 8 => {
                 self.operator.take().into_iter().for_each(|task| task.abort());
                 self.watch.operator(None);
-                self.last(2, 40).await;
+                self.wait_for_fault(2, 40).await;
                 self.start_operator();
             }
             3 | 9 => {
                 self.market.set_cut(true);
                 self.watch.operator(None);
-                self.last(2, 40).await;
+                self.wait_for_fault(2, 40).await;
                 self.market.set_cut(false);
                 self.watch.operator(Some(self.market.now()));
             }
             4 => {
                 self.market.set_down(true);
                 self.watch.operator(None);
-                self.last(5, 300).await;
+                self.wait_for_fault(5, 300).await;
                 self.market.set_down(false);
                 self.watch.operator(Some(self.market.now()));
             }
@@ -211,7 +211,7 @@ impl System {
         machines.sort();
         wanted.sort();
         if machines != wanted {
-            self.watch.found(format!("machines {machines:?} and allocations {wanted:?} differ"));
+            self.watch.add_finding(format!("machines {machines:?} and allocations {wanted:?} differ"));
         }
     }
 }
@@ -254,7 +254,7 @@ async fn audit(market: SimMarket, watch: Watch) {
                 Event::Charge { allocation, from, to, price, reason, .. } => {
                     let (end, sum) = charged.entry(*allocation).or_insert((*from, 0));
                     if *reason == ChargeReason::Usage && *from != *end {
-                        watch.found(format!("charges of {allocation} have a gap or overlap"));
+                        watch.add_finding(format!("charges of {allocation} have a gap or overlap"));
                     }
                     let sign = if *reason == ChargeReason::Refund { -1 } else { 1 };
                     if *reason == ChargeReason::Usage {
@@ -266,11 +266,11 @@ async fn audit(market: SimMarket, watch: Watch) {
                     let row = market.read(|engine| engine.allocation(*allocation).cloned());
                     let Some(row) = row.filter(|row| row.ended_at().is_some()) else { continue };
                     if row.reason() == Some(EndReason::CapacityLost) && !watch.is_lost_right() {
-                        watch.found(format!("{allocation} was lost and its host was there"));
+                        watch.add_finding(format!("{allocation} was lost and its host was there"));
                     }
                     let sum = charged.get(allocation).map_or(0, |(_, sum)| *sum);
                     if row.charged().0 != sum {
-                        watch.found(format!(
+                        watch.add_finding(format!(
                             "charges of {allocation} sum up to {sum}, not {}",
                             row.charged().0
                         ));
@@ -280,7 +280,7 @@ async fn audit(market: SimMarket, watch: Watch) {
             }
         }
     }
-    watch.found("the audit missed events".to_owned());
+    watch.add_finding("the audit missed events".to_owned());
 }
 
 /// Scenario of a run.
@@ -336,7 +336,7 @@ async fn script(sim: Sim, course: Course, mistake: InjectedDefect, out: Watch) -
     }
     elapse(SETTLE).await;
     system.check();
-    system.watch.take().into_iter().for_each(|what| out.found(what));
+    system.watch.take().into_iter().for_each(|what| out.add_finding(what));
     Ok(())
 }
 

@@ -199,7 +199,7 @@ impl World {
     }
 
     pub(crate) fn times() -> Times {
-        Times::default().divided(20)
+        Times::default().divide(20)
     }
 
     pub(crate) fn config(&self, times: Times) -> Config {
@@ -281,7 +281,7 @@ impl World {
     }
 
     /// Number of times that an event about an object was emitted.
-    pub(crate) async fn told(&self, name: &str, reason: &str) -> i32 {
+    pub(crate) async fn event_count(&self, name: &str, reason: &str) -> i32 {
         let api: Api<Event> = Api::namespaced(self.client.clone(), &self.ns);
         let all = api.list(&ListParams::default()).await.unwrap().items;
         let of = |e: &&Event| {
@@ -469,12 +469,12 @@ impl Operator {
     }
 
     /// Waits until `n` more reconciles have ended.
-    pub(crate) async fn passes(&self, n: f64) -> anyhow::Result<()> {
-        self.passes_within(n, LIMIT).await
+    pub(crate) async fn wait_for_reconciles(&self, n: f64) -> anyhow::Result<()> {
+        self.wait_for_reconciles_within(n, LIMIT).await
     }
 
-    /// Like [`Self::passes`], with another deadline.
-    pub(crate) async fn passes_within(&self, n: f64, limit: Duration) -> anyhow::Result<()> {
+    /// Like [`Self::wait_for_reconciles`], with another deadline.
+    pub(crate) async fn wait_for_reconciles_within(&self, n: f64, limit: Duration) -> anyhow::Result<()> {
         let passes = || self.metric("bidnode_reconcile_total");
         let enough = passes() + n;
         eventually_within(limit, "more reconciles", async || (passes() >= enough).then_some(())).await

@@ -53,7 +53,7 @@ pub struct CocoonOperatorArgs {
     #[arg(long, env = "PROBE_ADDR", default_value = ":8081", value_name = "ADDR")]
     pub health_probe_bind_address: String,
     /// Work only while holding the Lease
-    #[arg(long, env = "LEADER_ELECT", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "true", value_parser = truth, action = clap::ArgAction::Set)]
+    #[arg(long, env = "LEADER_ELECT", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "true", value_parser = parse_go_bool, action = clap::ArgAction::Set)]
     pub leader_elect: bool,
     /// CocoonSets reconciled at a time
     #[arg(long, env = "COCOONSET_CONCURRENCY", default_value_t = 4, value_name = "COUNT")]
@@ -124,7 +124,7 @@ pub(super) const OPERATOR: &str = "cocoon-operator";
 pub(super) const WEBHOOK: &str = "cocoon-webhook";
 
 /// Parses a boolean in the forms that Go accepts.
-fn truth(text: &str) -> Result<bool, String> {
+fn parse_go_bool(text: &str) -> Result<bool, String> {
     match text {
         "1" | "t" | "T" | "TRUE" | "true" | "True" => Ok(true),
         "0" | "f" | "F" | "FALSE" | "false" | "False" => Ok(false),

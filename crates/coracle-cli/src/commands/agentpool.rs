@@ -27,14 +27,14 @@ struct Facts {
 pub async fn run(global: &Global, command: AgentPoolCommand) -> miette::Result<u8> {
     let now = jiff::Timestamp::from_millisecond(super::vm::now_ms()).unwrap_or_default();
     match command {
-        AgentPoolCommand::Status(args) => status(&look(global, &args).await?, &args.output, now)?,
-        AgentPoolCommand::Plan(args) => plan(&look(global, &args).await?, &args.output)?,
-        AgentPoolCommand::Explain(args) => explain::run(&look(global, &args).await?, &args.output, now)?,
+        AgentPoolCommand::Status(args) => status(&observe(global, &args).await?, &args.output, now)?,
+        AgentPoolCommand::Plan(args) => plan(&observe(global, &args).await?, &args.output)?,
+        AgentPoolCommand::Explain(args) => explain::run(&observe(global, &args).await?, &args.output, now)?,
     }
     Ok(0)
 }
 
-async fn look(global: &Global, args: &PoolArgs) -> Result<Facts, Failure> {
+async fn observe(global: &Global, args: &PoolArgs) -> Result<Facts, Failure> {
     if global.all_namespaces {
         let failure = Failure::usage("a pool is named with its namespace, not with -A");
         return Err(failure.help(format!("coracle agentpool status -n NAMESPACE {}", args.pool)));
@@ -56,7 +56,7 @@ async fn look(global: &Global, args: &PoolArgs) -> Result<Facts, Failure> {
         let failure = Failure::new("COR-API-002", message)
             .help("list what there is: kubectl get vap -A")
             .exit(exit::NOT_FOUND);
-        return Err(with_hint(failure, suggest::sentence(&args.pool, names.iter().map(String::as_str))));
+        return Err(with_hint(failure, suggest::hint(&args.pool, names.iter().map(String::as_str))));
     };
     let requests: Api<VsphereAgent> = cluster.api();
     let requests =

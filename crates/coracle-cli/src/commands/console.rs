@@ -34,7 +34,7 @@ pub async fn run(global: &Global, args: ConsoleArgs) -> miette::Result<u8> {
                 None => break,
             },
             typed = async { keys.as_mut()?.recv().await }, if keys.is_some() => match typed {
-                Some(data) if escape.leaves(&data) => break,
+                Some(data) if escape.detect_escape(&data) => break,
                 Some(data) => { send(Message::Data(data)).await; }
                 None => keys = None,
             },
@@ -59,7 +59,7 @@ enum Seen {
 }
 
 impl Escape {
-    fn leaves(&mut self, typed: &[u8]) -> bool {
+    fn detect_escape(&mut self, typed: &[u8]) -> bool {
         for byte in typed {
             self.seen = match (self.seen, byte) {
                 (Seen::Tilde, b'.') => return true,
@@ -86,7 +86,7 @@ mod tests {
             (vec!["~\r~."], true),
         ] {
             let mut escape = Escape::default();
-            assert_eq!(pieces.iter().any(|p| escape.leaves(p.as_bytes())), want, "{pieces:?}");
+            assert_eq!(pieces.iter().any(|p| escape.detect_escape(p.as_bytes())), want, "{pieces:?}");
         }
     }
 }

@@ -23,7 +23,7 @@ enum End {
 }
 
 /// Parses `VM:PATH`, or a path of this machine.
-fn end(text: &str) -> End {
+fn parse_end(text: &str) -> End {
     match text.split_once(':') {
         Some((name, path)) if !name.is_empty() && !name.contains('/') && !name.starts_with('.') => {
             End::Vm { name: name.to_owned(), path: path.to_owned() }
@@ -33,7 +33,7 @@ fn end(text: &str) -> End {
 }
 
 pub async fn run(global: &Global, args: CpArgs) -> miette::Result<u8> {
-    match (end(&args.from), end(&args.to)) {
+    match (parse_end(&args.from), parse_end(&args.to)) {
         (End::Here(from), End::Vm { name, path }) => copy_in(global, from, name, path).await?,
         (End::Vm { name, path }, End::Here(to)) => copy_out(global, name, path, to).await?,
         _ => {
@@ -198,10 +198,10 @@ mod tests {
     #[test]
     fn cp_operand_is_parsed_as_vm_path_or_local_path() {
         let vm = |name: &str, path: &str| End::Vm { name: name.into(), path: path.into() };
-        assert_eq!(end("web:/etc/hosts"), vm("web", "/etc/hosts"));
-        assert_eq!(end("web:"), vm("web", ""));
+        assert_eq!(parse_end("web:/etc/hosts"), vm("web", "/etc/hosts"));
+        assert_eq!(parse_end("web:"), vm("web", ""));
         for here in ["/a:b", "./a:b", "file", ":x"] {
-            assert_eq!(end(here), End::Here(here.into()));
+            assert_eq!(parse_end(here), End::Here(here.into()));
         }
     }
 

@@ -23,11 +23,11 @@ pub async fn push(args: ImagePushArgs, file: &Path) -> Result<(), Failure> {
         WrittenAs::Tart => DiskFormat::Tart,
     };
     let (concurrency, chunk_bytes) = (args.parallel, args.chunk_size);
-    let registries = registries::load_and_say(&args.registries)?;
+    let registries = registries::load_with_warnings(&args.registries)?;
     let options = DiskOptions { format, concurrency, chunk_bytes, registries, ..DiskOptions::default() };
     let bar = bar(args.progress, "push");
     let pushed = push_disk(file, &reference, &options, progress(&bar)).await;
-    done(&bar, "moved", pushed)
+    finish(&bar, "moved", pushed)
 }
 
 /// Pulls a disk into a file and prints the digest of its manifest.
@@ -38,10 +38,11 @@ pub async fn pull(
     mode: ProgressMode,
 ) -> Result<(), Failure> {
     let reference: Reference = reference.parse().map_err(failure)?;
-    let options = DiskOptions { registries: registries::load_and_say(flags)?, ..DiskOptions::default() };
+    let options =
+        DiskOptions { registries: registries::load_with_warnings(flags)?, ..DiskOptions::default() };
     let bar = bar(mode, "pull");
     let pulled = pull_disk(&reference, path, &options, progress(&bar)).await;
-    done(&bar, "fetched", pulled)
+    finish(&bar, "fetched", pulled)
 }
 
 fn bar(mode: ProgressMode, what: &'static str) -> ProgressBar {
@@ -64,7 +65,7 @@ fn progress(bar: &ProgressBar) -> DiskProgress {
     })
 }
 
-fn done(bar: &ProgressBar, verb: &str, report: Result<DiskReport, ImageError>) -> Result<(), Failure> {
+fn finish(bar: &ProgressBar, verb: &str, report: Result<DiskReport, ImageError>) -> Result<(), Failure> {
     bar.finish_and_clear();
     let report = report.map_err(failure)?;
     let (moved, size) = (output::bytes(report.moved_bytes), output::bytes(report.disk_bytes));

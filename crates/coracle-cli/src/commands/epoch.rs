@@ -113,7 +113,7 @@ impl Server {
     }
 
     /// Returns the reference of a repository, and the options, for transfers of blobs.
-    fn place(&self, repository: &str, tag: &str) -> Result<(Reference, DiskOptions), Failure> {
+    fn transfer_target(&self, repository: &str, tag: &str) -> Result<(Reference, DiskOptions), Failure> {
         let host = self.base.host_str().unwrap_or_default();
         let host = self.base.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"));
         let reference = format!("{host}/{repository}:{tag}");
@@ -228,7 +228,7 @@ mod tests {
             ("ftp://x", None),
             ("", None),
         ] {
-            let place = Server::new(&args(server)).and_then(|s| s.place("a", "latest"));
+            let place = Server::new(&args(server)).and_then(|s| s.transfer_target("a", "latest"));
             assert_eq!(place.ok().map(|(reference, _)| reference.to_string()).as_deref(), want, "{server}");
         }
     }

@@ -38,14 +38,14 @@ pub async fn run(global: &Global, args: EventsArgs) -> miette::Result<u8> {
         return Err(Failure::usage("--watch prints lines: use it with -o table, wide or name").into());
     }
     if global.is_remote() {
-        in_cluster(global, &args).await?
+        print_cluster_events(global, &args).await?
     } else {
-        here(global, &args).await?
+        print_node_events(global, &args).await?
     }
     Ok(0)
 }
 
-async fn in_cluster(global: &Global, args: &EventsArgs) -> Result<(), Failure> {
+async fn print_cluster_events(global: &Global, args: &EventsArgs) -> Result<(), Failure> {
     let cluster = Cluster::open(global).await?;
     let only = match &args.vm {
         Some(name) => Some(cluster.get(name, NameMatch::Prefix).await?.name_any()),
@@ -84,7 +84,7 @@ fn of_event(event: &Event) -> VmEvent {
     }
 }
 
-async fn here(global: &Global, args: &EventsArgs) -> Result<(), Failure> {
+async fn print_node_events(global: &Global, args: &EventsArgs) -> Result<(), Failure> {
     let mut client = connect(global).await?;
     let vms = match &args.vm {
         Some(name) => vec![find(&mut client, name, NameMatch::Prefix).await?],
@@ -111,12 +111,12 @@ async fn here(global: &Global, args: &EventsArgs) -> Result<(), Failure> {
             pb::vm_event::Type::Failed => ("Warning", "Failed"),
             pb::vm_event::Type::Updated | pb::vm_event::Type::Unspecified => continue,
         };
-        print(&args.output, &[happened(vm, event.time_unix_ms, kind, reason, vm.message.clone())], false)?;
+        print(&args.output, &[vm_event(vm, event.time_unix_ms, kind, reason, vm.message.clone())], false)?;
     }
     Ok(())
 }
 
-fn happened(vm: &pb::Vm, ms: i64, kind: &str, reason: &str, note: String) -> VmEvent {
+fn vm_event(vm: &pb::Vm, ms: i64, kind: &str, reason: &str, note: String) -> VmEvent {
     VmEvent {
         time: jiff::Timestamp::from_millisecond(ms).ok().map(|t| t.to_string()),
         kind: kind.to_owned(),
@@ -130,7 +130,7 @@ fn happened(vm: &pb::Vm, ms: i64, kind: &str, reason: &str, note: String) -> VmE
 
 /// Derives events from a node's record of a VM, which covers only the latest run. Pure.
 pub fn of_record(vm: &pb::Vm) -> Vec<VmEvent> {
-    let mut all = vec![happened(
+    let mut all = vec![vm_event(
         vm,
         vm.created_at_ms,
         "Normal",
@@ -139,7 +139,7 @@ pub fn of_record(vm: &pb::Vm) -> Vec<VmEvent> {
     )];
     if vm.started_at_ms > 0 {
         let note = format!("boot {} in {} ms", vm.boots, vm.boot_ms);
-        all.push(happened(vm, vm.started_at_ms, "Normal", "Started", note));
+        all.push(vm_event(vm, vm.started_at_ms, "Normal", "Started", note));
     }
     if vm.finished_at_ms > 0 {
         let (kind, reason) = match vm.state() {
@@ -150,7 +150,7 @@ pub fn of_record(vm: &pb::Vm) -> Vec<VmEvent> {
             Some(exit) if vm.message.is_empty() => format!("exit code {}", exit.code),
             _ => vm.message.clone(),
         };
-        all.push(happened(vm, vm.finished_at_ms, kind, reason, note));
+        all.push(vm_event(vm, vm.finished_at_ms, kind, reason, note));
     }
     all
 }

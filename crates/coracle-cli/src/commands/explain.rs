@@ -30,7 +30,7 @@ struct Facts {
 
 /// Explains one VM.
 pub async fn run(global: &Global, args: ExplainArgs) -> miette::Result<u8> {
-    let vm = super::vm::look(global, &args.vm).await?;
+    let vm = super::vm::load_vm(global, &args.vm).await?;
     let happened = match global.is_remote() {
         true => events::of_cluster(&Cluster::open(global).await?, Some(&vm.metadata.name)).await?,
         false => vec![],
@@ -79,7 +79,7 @@ fn explain(facts: &Facts, now: jiff::Timestamp) -> String {
     line("spec", &format!("image={} cpus={} memory={}MiB", spec.image, spec.cpus, spec.memory_mib));
     match status.node_name.as_str() {
         "" => line("placed", "on no node yet"),
-        node => line("placed", &placed(node, facts, now)),
+        node => line("placed", &placement_text(node, facts, now)),
     }
     match status.image_digest.as_str() {
         "" => line("image", "not resolved yet"),
@@ -115,7 +115,7 @@ fn explain(facts: &Facts, now: jiff::Timestamp) -> String {
     text
 }
 
-fn placed(node: &str, facts: &Facts, now: jiff::Timestamp) -> String {
+fn placement_text(node: &str, facts: &Facts, now: jiff::Timestamp) -> String {
     let scheduled = facts.happened.iter().rev().find(|h| h.reason == "Scheduled");
     match scheduled {
         Some(h) => format!("node {node}, {} ago", view::age(h.time.as_deref(), now)),

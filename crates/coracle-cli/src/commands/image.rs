@@ -31,14 +31,14 @@ pub async fn run(global: &Global, command: ImageCommand) -> miette::Result<u8> {
             let request = pb::TagImageRequest { reference: reference.clone(), name: name.clone() };
             match client.tag_image(request).await {
                 Ok(_) => output::write(&format!("{name}\n"))?,
-                Err(status) => return Err(near(&mut client, &reference, status.into()).await.into()),
+                Err(status) => return Err(hint_names(&mut client, &reference, status.into()).await.into()),
             }
         }
         ImageCommand::Export { reference, file } => {
             let mut client = connect().await?;
             match client.export_image(pb::ExportImageRequest { reference: reference.clone() }).await {
                 Ok(pieces) => archive::save(pieces.into_inner().map(|p| p.map(|p| p.data)), &file).await?,
-                Err(status) => return Err(near(&mut client, &reference, status.into()).await.into()),
+                Err(status) => return Err(hint_names(&mut client, &reference, status.into()).await.into()),
             }
         }
         ImageCommand::Pull { reference, disk: Some(file), registries, progress } => {
@@ -58,7 +58,7 @@ pub async fn run(global: &Global, command: ImageCommand) -> miette::Result<u8> {
             let mut client = connect().await?;
             let image = match client.get_image(pb::GetImageRequest { reference: reference.clone() }).await {
                 Ok(image) => image.into_inner(),
-                Err(status) => return Err(near(&mut client, &reference, status.into()).await.into()),
+                Err(status) => return Err(hint_names(&mut client, &reference, status.into()).await.into()),
             };
             print(&output, &image)?;
         }
@@ -67,7 +67,7 @@ pub async fn run(global: &Global, command: ImageCommand) -> miette::Result<u8> {
             for reference in references {
                 let request = pb::RemoveImageRequest { reference: reference.clone(), force };
                 if let Err(status) = client.remove_image(request).await {
-                    return Err(near(&mut client, &reference, status.into()).await.into());
+                    return Err(hint_names(&mut client, &reference, status.into()).await.into());
                 }
                 output::write(&format!("{reference}\n"))?;
             }
@@ -95,13 +95,13 @@ pub async fn commit(global: &Global, args: CommitArgs) -> miette::Result<u8> {
 }
 
 /// Adds the names of similar images to the failure.
-async fn near(client: &mut HostClient<Channel>, wanted: &str, failure: Failure) -> Failure {
+async fn hint_names(client: &mut HostClient<Channel>, wanted: &str, failure: Failure) -> Failure {
     let known = client.list_images(pb::ListImagesRequest {}).await.map(|l| l.into_inner().images);
     let names: Vec<_> = known.unwrap_or_default().into_iter().flat_map(|i| i.references).collect();
     if names.iter().any(|name| name == wanted) {
         return failure; // the image exists; the failure has another reason
     }
-    with_hint(failure, suggest::sentence(wanted, names.iter().map(String::as_str)))
+    with_hint(failure, suggest::hint(wanted, names.iter().map(String::as_str)))
 }
 
 async fn ls(client: &mut HostClient<Channel>, format: &Format) -> Result<(), Failure> {

@@ -95,7 +95,7 @@ fn request(file: &BuildFile, path: &Path, image: &str) -> Result<pb::CreateVmReq
         user_data: file.user_data.as_deref().map_or(Ok(String::new()), run::user_data)?,
         display: file.display.clone(),
         without_agent: true,
-        volumes: volumes.iter().map(volume::wanted).collect(),
+        volumes: volumes.iter().map(volume::from_flag).collect(),
         pull_policy: pb::PullPolicy::Never.into(),
         ..Default::default()
     })
@@ -149,7 +149,7 @@ async fn connect(
     let (own, id) = (client.clone(), vm.to_owned());
     // The other end of the stream shows when the display ends.
     streams.spawn(async move { drop(vnc::carry(far, own, id).await) });
-    let screen = Screen::connect(near).await.map_err(|error| of_screen(&error))?;
+    let screen = Screen::connect(near).await.map_err(|error| screen_failure(&error))?;
 
     let (requests, outgoing) = mpsc::channel(8);
     let start = Message::Start(pb::ConsoleStart { vm: vm.to_owned(), follow: true });
@@ -186,7 +186,7 @@ async fn connect(
     Ok(Machine { screen, serial: Serial::new(console, typed), off: is_off })
 }
 
-fn of_screen(error: &ScreenError) -> Failure {
+fn screen_failure(error: &ScreenError) -> Failure {
     Failure::new("COR-CLI-014", crate::api_failure::chain(error)).exit(exit::FAILED)
 }
 

@@ -20,7 +20,7 @@ pub async fn run(global: &Global, args: LogsArgs) -> miette::Result<u8> {
     while let Some(chunk) = chunks.message().await.map_err(Failure::from)? {
         let stderr = chunk.stream() == pb::logs_response::Stream::Stderr;
         let data =
-            if args.timestamps { stamped(&chunk, &mut line_begins[usize::from(stderr)]) } else { chunk.data };
+            if args.timestamps { stamp(&chunk, &mut line_begins[usize::from(stderr)]) } else { chunk.data };
         if stderr {
             let _stderr_gone = std::io::stderr().write_all(&data);
         } else {
@@ -31,7 +31,7 @@ pub async fn run(global: &Global, args: LogsArgs) -> miette::Result<u8> {
 }
 
 /// Puts the time before each line; a line may arrive in several chunks.
-fn stamped(chunk: &pb::LogsResponse, line_begins: &mut bool) -> Vec<u8> {
+fn stamp(chunk: &pb::LogsResponse, line_begins: &mut bool) -> Vec<u8> {
     let time = jiff::Timestamp::from_nanosecond(chunk.time_unix_ns.into()).unwrap_or_default();
     let mut out = Vec::with_capacity(chunk.data.len() + 64);
     for line in chunk.data.split_inclusive(|b| *b == b'\n') {

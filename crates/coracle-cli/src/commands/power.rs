@@ -7,7 +7,7 @@ use pb::host_client::HostClient;
 use tonic::transport::Channel;
 
 use crate::cli::{Global, StartArgs, StopArgs};
-use crate::client::{NameMatch, connect_local, find, within};
+use crate::client::{NameMatch, connect_local, find, with_timeout};
 use crate::error::Failure;
 use crate::output;
 
@@ -30,7 +30,7 @@ impl Verb {
         }
     }
 
-    async fn ask(self, client: &mut HostClient<Channel>, vm: String) -> Result<pb::Vm, Failure> {
+    async fn send_request(self, client: &mut HostClient<Channel>, vm: String) -> Result<pb::Vm, Failure> {
         let answer = match self {
             Self::Start => client.start_vm(pb::StartVmRequest { vm, ..Default::default() }).await,
             Self::Pause => client.pause_vm(pb::PauseVmRequest { vm, ..Default::default() }).await,
@@ -47,7 +47,7 @@ pub async fn run(global: &Global, verb: Verb, args: StartArgs) -> miette::Result
     for name in args.vms {
         let id = find(&mut client, &name, NameMatch::Exact).await?.id;
         let what = format!("{} {name}", verb.word());
-        let vm = within(args.timeout, &what, verb.ask(&mut client, id)).await?;
+        let vm = with_timeout(args.timeout, &what, verb.send_request(&mut client, id)).await?;
         output::write(&format!("{}\n", vm.name))?;
     }
     Ok(0)

@@ -31,7 +31,7 @@ pub async fn run(global: &Global, args: RunArgs) -> miette::Result<u8> {
     progress.step(&format!("starting {}", request.name));
     let created = client.create_vm(request).await.map_err(|s| ours(s.into()))?.into_inner();
     // Delays the removal by the node until output and exit code of a short workload have been read.
-    let _held = match node_removes(&args) {
+    let _held = match is_removed_by_node(&args) {
         true => Some(hold(&mut client, &created.id).await.map_err(ours)?),
         false => None,
     };
@@ -62,7 +62,7 @@ pub async fn run(global: &Global, args: RunArgs) -> miette::Result<u8> {
     }
     let (end, code) = attach(&mut client, &started.id).await.map_err(ours)?;
     if let Some(reference) = &args.commit {
-        tell_image(&end, code, reference)?;
+        print_commit_result(&end, code, reference)?;
     }
     if args.rm {
         let request = pb::DeleteVmRequest { vm: started.id, force: true, ..Default::default() };
@@ -73,7 +73,7 @@ pub async fn run(global: &Global, args: RunArgs) -> miette::Result<u8> {
 
 /// Returns whether the node removes the VM. With `--commit` it does not, because the node would also remove a VM whose image
 /// could not be pushed.
-fn node_removes(args: &RunArgs) -> bool {
+fn is_removed_by_node(args: &RunArgs) -> bool {
     args.rm && args.commit.is_none()
 }
 
@@ -171,17 +171,17 @@ fn request(args: &RunArgs, image: &Fetched) -> Result<pb::CreateVmRequest, Failu
         env: args.env.iter().map(|e| variable(e)).collect(),
         user: args.user.clone(),
         workdir: args.workdir.clone(),
-        ports: args.publish.iter().map(|p| publish(p)).collect::<Result<_, _>>()?,
+        ports: args.publish.iter().map(|p| parse_port_mapping(p)).collect::<Result<_, _>>()?,
         reach: Some(reach(&args.reach)),
         disk_mib: args.disk.unwrap_or(0),
         cold: args.cold,
         driver: args.driver.clone(),
         display: args.display.clone(),
         without_agent: args.no_agent,
-        volumes: args.volume.iter().map(volume::wanted).collect(),
+        volumes: args.volume.iter().map(volume::from_flag).collect(),
         metadata: {
             let commit = args.commit.iter().map(|to| (COMMIT_ANNOTATION.to_owned(), to.clone()));
-            commit.chain(node_removes(args).then(|| removal(RemoveWhen::Off))).collect()
+            commit.chain(is_removed_by_node(args).then(|| removal(RemoveWhen::Off))).collect()
         },
         pull_policy: pb::PullPolicy::IfNotPresent.into(),
         ..Default::default()
@@ -207,7 +207,7 @@ fn variable(text: &str) -> String {
 }
 
 /// Parses `8080:80`, `127.0.0.1:8080:80` or `53:53/udp`.
-fn publish(text: &str) -> Result<pb::PortMapping, Failure> {
+fn parse_port_mapping(text: &str) -> Result<pb::PortMapping, Failure> {
     let bad = || Failure::usage(format!("invalid port {text:?}: want [ADDRESS:]HOSTPORT:GUESTPORT[/udp]"));
     let (numbers, protocol) = text.split_once('/').unwrap_or((text, "tcp"));
     if !matches!(protocol, "tcp" | "udp") {
@@ -230,7 +230,7 @@ pub(super) fn reach(named: &[ReachChoice]) -> pb::Reach {
 }
 
 /// Prints the result of `--commit`. A command that failed produces no image, and its exit code is enough.
-fn tell_image(end: &pb::Vm, code: u8, reference: &str) -> Result<(), Failure> {
+fn print_commit_result(end: &pb::Vm, code: u8, reference: &str) -> Result<(), Failure> {
     if code != 0 {
         eprintln!("no image: the command did not exit with 0");
     } else if end.committed.is_empty() {
@@ -316,11 +316,11 @@ mod tests {
 
     #[test]
     fn published_ports_are_parsed_or_refused() {
-        let port = publish("127.0.0.1:8080:80").unwrap();
+        let port = parse_port_mapping("127.0.0.1:8080:80").unwrap();
         assert_eq!((port.host_address.as_str(), port.host_port, port.guest_port), ("127.0.0.1", 8080, 80));
-        assert_eq!(publish("53:53/udp").unwrap().protocol, "udp");
+        assert_eq!(parse_port_mapping("53:53/udp").unwrap().protocol, "udp");
         for bad in ["80", "a:b", "1:2:3:4", "70000:80", "1:2/sctp"] {
-            assert!(publish(bad).is_err(), "{bad}");
+            assert!(parse_port_mapping(bad).is_err(), "{bad}");
         }
     }
 }

@@ -52,7 +52,7 @@ pub async fn run(global: &Global, command: SnapshotCommand) -> miette::Result<u8
 /// `coracle restore`.
 pub async fn restore(global: &Global, args: RestoreArgs) -> miette::Result<u8> {
     let mut client = connect_local(global, "coracle restore").await?;
-    let progress = said(&format!("restoring {}", args.snapshot));
+    let progress = start_progress(&format!("restoring {}", args.snapshot));
     let volume = |(name, source)| pb::Volume { name, source, ..Default::default() };
     let request = pb::RestoreVmRequest {
         snapshot: args.snapshot.clone(),
@@ -66,7 +66,7 @@ pub async fn restore(global: &Global, args: RestoreArgs) -> miette::Result<u8> {
     progress.done();
     match restored {
         Ok(vm) => output::write(&format!("{}\n", vm.into_inner().name))?,
-        Err(status) => return Err(near(&mut client, &args.snapshot, status.into()).await.into()),
+        Err(status) => return Err(hint_names(&mut client, &args.snapshot, status.into()).await.into()),
     }
     Ok(0)
 }
@@ -75,7 +75,7 @@ pub async fn restore(global: &Global, args: RestoreArgs) -> miette::Result<u8> {
 pub async fn fork(global: &Global, args: ForkArgs) -> miette::Result<u8> {
     let mut client = connect_local(global, "coracle fork").await?;
     let vm = find(&mut client, &args.vm, NameMatch::Exact).await?.id;
-    let progress = said(&format!("forking {} {} times", args.vm, args.count));
+    let progress = start_progress(&format!("forking {} {} times", args.vm, args.count));
     let forked = client.fork_vm(pb::ForkVmRequest { vm, count: args.count, prefix: args.prefix }).await;
     progress.done();
     for vm in forked.map_err(Failure::from)?.into_inner().vms {
@@ -84,7 +84,7 @@ pub async fn fork(global: &Global, args: ForkArgs) -> miette::Result<u8> {
     Ok(0)
 }
 
-fn said(what: &str) -> ProgressDisplay {
+fn start_progress(what: &str) -> ProgressDisplay {
     let mut progress = ProgressDisplay::new(ProgressMode::Auto);
     progress.step(what);
     progress
@@ -92,7 +92,7 @@ fn said(what: &str) -> ProgressDisplay {
 
 async fn save(client: &mut HostClient<Channel>, vm: &str, name: String) -> Result<(), Failure> {
     let id = find(client, vm, NameMatch::Exact).await?.id;
-    let progress = said(&format!("saving {vm}"));
+    let progress = start_progress(&format!("saving {vm}"));
     let saved = client.save_snapshot(pb::SaveSnapshotRequest { vm: id, name, owner: None }).await;
     progress.done();
     output::write(&format!("{}\n", saved?.into_inner().name))
@@ -107,7 +107,7 @@ async fn inspect(
     for name in names {
         match client.get_snapshot(pb::GetSnapshotRequest { name: name.clone() }).await {
             Ok(snapshot) => found.push(snapshot.into_inner()),
-            Err(status) => return Err(near(client, &name, status.into()).await),
+            Err(status) => return Err(hint_names(client, &name, status.into()).await),
         }
     }
     match (format, found.as_slice()) {
@@ -132,7 +132,7 @@ async fn share(client: &mut HostClient<Channel>, request: pb::ShareSnapshotReque
     let name = request.name.clone();
     match client.share_snapshot(request).await {
         Ok(_) => output::write(&format!("{name}\n")),
-        Err(status) => Err(near(client, &name, status.into()).await),
+        Err(status) => Err(hint_names(client, &name, status.into()).await),
     }
 }
 
@@ -140,17 +140,17 @@ async fn rm(client: &mut HostClient<Channel>, names: Vec<String>) -> Result<(), 
     for name in names {
         match client.delete_snapshot(pb::DeleteSnapshotRequest { name: name.clone() }).await {
             Ok(_) => output::write(&format!("{name}\n"))?,
-            Err(status) => return Err(near(client, &name, status.into()).await),
+            Err(status) => return Err(hint_names(client, &name, status.into()).await),
         }
     }
     Ok(())
 }
 
 /// Adds the names of similar snapshots to the failure.
-async fn near(client: &mut HostClient<Channel>, wanted: &str, failure: Failure) -> Failure {
+async fn hint_names(client: &mut HostClient<Channel>, wanted: &str, failure: Failure) -> Failure {
     let known = client.list_snapshots(pb::ListSnapshotsRequest {}).await;
     let known: Vec<_> = known.map(|l| l.into_inner().snapshots).unwrap_or_default();
-    with_hint(failure, suggest::sentence(wanted, known.iter().map(|s| s.name.as_str())))
+    with_hint(failure, suggest::hint(wanted, known.iter().map(|s| s.name.as_str())))
 }
 
 async fn ls(client: &mut HostClient<Channel>, format: &Format) -> Result<(), Failure> {
@@ -217,7 +217,7 @@ fn document(snapshot: &pb::Snapshot) -> Value {
 async fn export(client: &mut HostClient<Channel>, name: String, file: &Path) -> Result<(), Failure> {
     match client.export_snapshot(pb::ExportSnapshotRequest { name: name.clone() }).await {
         Ok(pieces) => archive::save(pieces.into_inner().map(|p| p.map(|p| p.data)), file).await,
-        Err(status) => Err(near(client, &name, status.into()).await),
+        Err(status) => Err(hint_names(client, &name, status.into()).await),
     }
 }
 
@@ -231,9 +231,9 @@ async fn push(
     let request = pb::PushSnapshotRequest { name: name.clone(), reference };
     let events = match client.push_snapshot(request).await {
         Ok(events) => events.into_inner(),
-        Err(status) => return Err(near(client, &name, status.into()).await),
+        Err(status) => return Err(hint_names(client, &name, status.into()).await),
     };
-    transfer::pushed(events, mode).await
+    transfer::follow_push(events, mode).await
 }
 
 /// Pulls a snapshot from a registry and prints its name.
@@ -283,8 +283,8 @@ async fn import(mut client: HostClient<Channel>, file: &Path, name: Option<Strin
     use pb::import_snapshot_request::Part;
     let message = |part| pb::ImportSnapshotRequest { part: Some(part), owner: None };
     let first = tokio_stream::once(message(Part::Name(name)));
-    let pieces = pieces(input).map(move |data| message(Part::Data(data)));
-    let progress = said(&format!("reading {}", file.display()));
+    let pieces = read_chunks(input).map(move |data| message(Part::Data(data)));
+    let progress = start_progress(&format!("reading {}", file.display()));
     let taken = client.import_snapshot(first.chain(pieces)).await;
     progress.done();
     output::write(&format!("{}\n", taken?.into_inner().name))
@@ -297,7 +297,7 @@ fn name_of(file: &Path) -> Option<String> {
 }
 
 /// Reads the input to its end. A read error makes the archive too short, so that the node refuses it.
-fn pieces(input: Box<dyn AsyncRead + Send + Unpin>) -> impl tokio_stream::Stream<Item = Vec<u8>> + Send {
+fn read_chunks(input: Box<dyn AsyncRead + Send + Unpin>) -> impl tokio_stream::Stream<Item = Vec<u8>> + Send {
     futures_util::stream::unfold(input, |mut input| async move {
         let mut piece = Vec::with_capacity(CHUNK);
         match (&mut input).take(CHUNK as u64).read_to_end(&mut piece).await {

@@ -34,7 +34,7 @@ pub async fn run(global: &Global, command: TemplateCommand) -> miette::Result<u8
             for key in keys {
                 let request = pb::DeleteTemplateRequest { key: key.clone() };
                 if let Err(status) = client.delete_template(request).await {
-                    return Err(near(&mut client, &key, status.into()).await.into());
+                    return Err(hint_keys(&mut client, &key, status.into()).await.into());
                 }
                 output::write(&format!("{key}\n"))?;
             }
@@ -44,10 +44,10 @@ pub async fn run(global: &Global, command: TemplateCommand) -> miette::Result<u8
 }
 
 /// Adds similar template keys to the failure.
-async fn near(client: &mut HostClient<Channel>, wanted: &str, failure: Failure) -> Failure {
+async fn hint_keys(client: &mut HostClient<Channel>, wanted: &str, failure: Failure) -> Failure {
     let known = client.list_templates(pb::ListTemplatesRequest {}).await;
     let keys: Vec<_> = known.map(|l| l.into_inner().templates).unwrap_or_default();
-    with_hint(failure, suggest::sentence(wanted, keys.iter().map(|t| t.key.as_str())))
+    with_hint(failure, suggest::hint(wanted, keys.iter().map(|t| t.key.as_str())))
 }
 
 async fn ls(client: &mut HostClient<Channel>, format: &Format) -> Result<(), Failure> {

@@ -18,11 +18,11 @@ pub(super) async fn push(
     mode: ProgressMode,
 ) -> Result<(), Failure> {
     let events = client.push_image(pb::PushImageRequest { reference, target }).await?.into_inner();
-    pushed(events, mode).await
+    follow_push(events, mode).await
 }
 
 /// Shows the progress of a push, and prints the digest of the manifest.
-pub(super) async fn pushed(
+pub(super) async fn follow_push(
     mut events: tonic::Streaming<pb::PushResponse>,
     mode: ProgressMode,
 ) -> Result<(), Failure> {
@@ -34,7 +34,7 @@ pub(super) async fn pushed(
             Some(Message::Report(report)) => {
                 progress.done();
                 let moved = output::bytes(report.moved_bytes);
-                eprintln!("moved {moved} in {} of {} pieces", report.moved, report.pieces);
+                eprintln!("moved {moved} in {} of {} chunks", report.moved, report.pieces);
                 return output::write(&format!("{}\n", report.digest));
             }
             None => {}

@@ -11,7 +11,7 @@ use tonic::transport::Channel;
 
 use crate::api_failure::request_failure;
 use crate::cli::{Format, Global, InspectArgs, PsArgs, RmArgs, Until, WaitArgs};
-use crate::client::{NameMatch, connect, find, within};
+use crate::client::{NameMatch, connect, find, with_timeout};
 use crate::cluster::Cluster;
 use crate::error::Failure;
 use crate::output;
@@ -34,7 +34,7 @@ pub async fn ps(global: &Global, args: PsArgs) -> miette::Result<u8> {
     let vms: Vec<_> = all.into_iter().filter(|vm| args.all || !vm.is_off()).collect();
     let format = if args.quiet { Format::Name } else { args.output };
     if format.is_table() && vms.is_empty() {
-        eprintln!("{}", nothing(global, args.all, hidden));
+        eprintln!("{}", empty_list_hint(global, args.all, hidden));
         return Ok(0);
     }
     print(&format, &vms, global.all_namespaces, true)?;
@@ -42,7 +42,7 @@ pub async fn ps(global: &Global, args: PsArgs) -> miette::Result<u8> {
 }
 
 /// Explains an empty list, and what to do about it.
-fn nothing(global: &Global, all: bool, hidden: usize) -> String {
+fn empty_list_hint(global: &Global, all: bool, hidden: usize) -> String {
     let hint = match (hidden, global.is_remote()) {
         (0, true) => "create one: kubectl apply -f examples/mikromvm.yaml".to_owned(),
         (0, false) => "start one with `coracle run IMAGE`".to_owned(),
@@ -74,14 +74,14 @@ fn print(format: &Format, vms: &[Vm], namespaces: bool, list: bool) -> Result<()
 pub async fn inspect(global: &Global, args: InspectArgs) -> miette::Result<u8> {
     let mut found = Vec::new();
     for name in &args.vms {
-        found.push(look(global, name).await?);
+        found.push(load_vm(global, name).await?);
     }
     print(&args.output, &found, global.all_namespaces, false)?;
     Ok(0)
 }
 
 /// Returns one VM with all known data, from this node or from the cluster.
-pub(crate) async fn look(global: &Global, name: &str) -> Result<Vm, Failure> {
+pub(crate) async fn load_vm(global: &Global, name: &str) -> Result<Vm, Failure> {
     if !global.is_remote() {
         return Ok(Vm::of_node(&find(&mut connect(global).await?, name, NameMatch::Prefix).await?));
     }
@@ -105,7 +105,7 @@ pub async fn rm(global: &Global, args: RmArgs) -> miette::Result<u8> {
                 false => remove(global, name, args.force).await,
             }
         };
-        match within(args.timeout, &format!("remove {name}"), removed).await {
+        match with_timeout(args.timeout, &format!("remove {name}"), removed).await {
             Ok(name) => output::write(&format!("{name}\n"))?,
             Err(new) => {
                 let _later_ones_are_like_it = failure.get_or_insert(new);
@@ -134,17 +134,17 @@ async fn remove_object(global: &Global, name: &str, force: bool) -> Result<Strin
         let failure = Failure::new("COR-VM-005", message).exit(crate::error::exit::CONFLICT);
         return Err(failure.help("use --force to remove it anyway"));
     }
-    let api = cluster.beside(&object);
+    let api = cluster.namespaced_api(&object);
     match api.delete(&object.name_any(), &DeleteParams::default()).await {
         Err(kube::Error::Api(status)) if status.code == 404 => {}
         outcome => outcome.map(drop).map_err(|e| request_failure("delete the MikromVM", &e))?,
     }
-    gone(&cluster, &object).await?;
+    wait_deleted(&cluster, &object).await?;
     Ok(object.name_any())
 }
 
-async fn gone(cluster: &Cluster, object: &coracle_api::MikromVM) -> Result<(), Failure> {
-    let api = cluster.beside(object);
+async fn wait_deleted(cluster: &Cluster, object: &coracle_api::MikromVM) -> Result<(), Failure> {
+    let api = cluster.namespaced_api(object);
     loop {
         let found = api.get_opt(&object.name_any()).await;
         match found.map_err(|e| request_failure("look at the MikromVM", &e))? {
@@ -158,7 +158,7 @@ async fn gone(cluster: &Cluster, object: &coracle_api::MikromVM) -> Result<(), F
 pub async fn wait(global: &Global, args: WaitArgs) -> miette::Result<u8> {
     for name in &args.vms {
         let what = format!("{name} is not {}", word(args.until));
-        let said = within(args.timeout, &what, wait_one(global, name, args.until)).await?;
+        let said = with_timeout(args.timeout, &what, wait_one(global, name, args.until)).await?;
         output::write(&format!("{said}\n"))?;
     }
     Ok(0)
@@ -182,7 +182,7 @@ async fn wait_one(global: &Global, name: &str, until: Until) -> Result<String, F
             }
             vm => vm?,
         };
-        return wait_here(&mut client, vm, until).await;
+        return wait_on_node(&mut client, vm, until).await;
     }
     let cluster = Cluster::open(global).await?;
     let object = match cluster.get(name, NameMatch::Exact).await {
@@ -192,7 +192,7 @@ async fn wait_one(global: &Global, name: &str, until: Until) -> Result<String, F
         object => object?,
     };
     match until {
-        Until::Gone => gone(&cluster, &object).await.map(|()| object.name_any()),
+        Until::Gone => wait_deleted(&cluster, &object).await.map(|()| object.name_any()),
         Until::Running => loop {
             let seen = Vm::of_object(&cluster.get(&object.name_any(), NameMatch::Exact).await?, &[]);
             if seen.status.state == "Running" {
@@ -202,12 +202,12 @@ async fn wait_one(global: &Global, name: &str, until: Until) -> Result<String, F
         },
         Until::Off => {
             let (mut node, vm) = cluster.instance(&object).await?;
-            wait_here(&mut node, vm, Until::Off).await
+            wait_on_node(&mut node, vm, Until::Off).await
         }
     }
 }
 
-async fn wait_here(client: &mut HostClient<Channel>, vm: pb::Vm, until: Until) -> Result<String, Failure> {
+async fn wait_on_node(client: &mut HostClient<Channel>, vm: pb::Vm, until: Until) -> Result<String, Failure> {
     match until {
         Until::Off => {
             let off = client.wait_vm(pb::WaitVmRequest { vm: vm.id }).await?.into_inner();

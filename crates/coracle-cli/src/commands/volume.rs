@@ -30,8 +30,7 @@ pub async fn run(global: &Global, command: VolumeCommand) -> miette::Result<u8> 
             let request = pb::DetachVolumeRequest { vm: found.id, volume: volume.clone() };
             if let Err(status) = client.detach_volume(request).await {
                 let names = found.volumes.iter().map(|v| v.name.as_str());
-                let near =
-                    (status.code() == tonic::Code::NotFound).then(|| suggest::sentence(&volume, names));
+                let near = (status.code() == tonic::Code::NotFound).then(|| suggest::hint(&volume, names));
                 return Err(with_hint(status.into(), near.flatten()).into());
             }
             output::write(&format!("{volume}\n"))?;
@@ -46,7 +45,7 @@ pub async fn run(global: &Global, command: VolumeCommand) -> miette::Result<u8> 
 }
 
 /// Converts a flag of `coracle run` to a request to the node.
-pub fn wanted(flag: &VolumeFlag) -> pb::Volume {
+pub fn from_flag(flag: &VolumeFlag) -> pb::Volume {
     pb::Volume {
         source: flag.source.clone(),
         target: flag.target.clone(),

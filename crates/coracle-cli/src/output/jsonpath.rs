@@ -41,7 +41,7 @@ impl FromStr for Template {
             if !literal.is_empty() {
                 parts.push(Part::Text(literal.to_owned()));
             }
-            let (inside, after) = close(after)?;
+            let (inside, after) = split_expression(after)?;
             rest = after;
             match inside.trim() {
                 "end" => {
@@ -49,7 +49,7 @@ impl FromStr for Template {
                     let body = std::mem::replace(&mut parts, before);
                     parts.push(Part::Range(path, body));
                 }
-                inside if inside.starts_with(['"', '\'']) => parts.push(Part::Text(quoted(inside)?)),
+                inside if inside.starts_with(['"', '\'']) => parts.push(Part::Text(unquote(inside)?)),
                 inside => match inside.strip_prefix("range ") {
                     Some(of) => open.push((path(of.trim())?, std::mem::take(&mut parts))),
                     None => parts.push(Part::Path(path(inside)?)),
@@ -93,11 +93,10 @@ fn render(parts: &[Part], value: &Value, out: &mut String) {
 }
 
 fn select<'a>(value: &'a Value, path: &[Step]) -> Vec<&'a Value> {
-    path.iter()
-        .fold(vec![value], |found, step| found.into_iter().flat_map(|value| one(value, step)).collect())
+    path.iter().fold(vec![value], |found, step| found.into_iter().flat_map(|v| apply_step(v, step)).collect())
 }
 
-fn one<'a>(value: &'a Value, step: &Step) -> Vec<&'a Value> {
+fn apply_step<'a>(value: &'a Value, step: &Step) -> Vec<&'a Value> {
     match (step, value) {
         (Step::Key(key), Value::Object(map)) => map.get(key).into_iter().collect(),
         (Step::Index(at), Value::Array(list)) => {
@@ -111,7 +110,7 @@ fn one<'a>(value: &'a Value, step: &Step) -> Vec<&'a Value> {
 }
 
 /// Splits at the `}` that ends an expression, and ignores one in quotes.
-fn close(text: &str) -> Result<(&str, &str), String> {
+fn split_expression(text: &str) -> Result<(&str, &str), String> {
     let mut quote = None;
     for (at, c) in text.char_indices() {
         match (quote, c) {
@@ -124,7 +123,7 @@ fn close(text: &str) -> Result<(&str, &str), String> {
     Err(format!("no }} ends {{{text}"))
 }
 
-fn quoted(text: &str) -> Result<String, String> {
+fn unquote(text: &str) -> Result<String, String> {
     let quote = text.chars().next().unwrap_or('"');
     let inner = text
         .strip_prefix(quote)
@@ -142,7 +141,7 @@ fn path(text: &str) -> Result<Vec<Step>, String> {
             let (inside, after) = after.split_once(']').ok_or_else(|| format!("no ] in {text}"))?;
             steps.push(match inside {
                 "*" => Step::All,
-                key if key.starts_with(['"', '\'']) => Step::Key(quoted(key)?),
+                key if key.starts_with(['"', '\'']) => Step::Key(unquote(key)?),
                 number => {
                     Step::Index(number.parse().map_err(|_| format!("invalid index [{number}] in {text}"))?)
                 }

@@ -87,7 +87,7 @@ impl Machine {
             ("GET", "vm.info") => self.info().map(Some),
             // Without a VM the error of this call has no status of its own, unlike those of other calls.
             ("GET", "vm.counters") => {
-                self.created().map(|()| Some(json!({}))).map_err(|(_, message)| (500, message))
+                self.check_created().map(|()| Some(json!({}))).map_err(|(_, message)| (500, message))
             }
             ("PUT", _) if is_bare(call) && has_body => Err((400, "this call takes no body".into())),
             ("PUT", "vm.boot") => self.boot(),
@@ -95,7 +95,7 @@ impl Machine {
             ("PUT", "vm.resume") => self.hold(State::Paused, State::Running, "resumed"),
             ("PUT", "vm.shutdown") => self.stop(),
             ("PUT", "vm.delete") => self.delete(),
-            ("PUT", "vm.reboot" | "vm.power-button" | "vm.nmi") => self.running().map(|()| None),
+            ("PUT", "vm.reboot" | "vm.power-button" | "vm.nmi") => self.check_running().map(|()| None),
             ("PUT", _) => self.change(call, &parse(body)?),
             _ => Err((404, format!("no such call: {method} {call}"))),
         }
@@ -115,11 +115,11 @@ impl Machine {
                 self.fields(body, &["destination_url", "local", "downtime_ms", "timeout_s"])
             }
             "vm.receive-migration" => match self.state {
-                None => known(body, &["receiver_url", "tls_dir", "memory_mode"]).map(|()| None),
+                None => check_fields(body, &["receiver_url", "tls_dir", "memory_mode"]).map(|()| None),
                 Some(_) => Err((500, "a machine is there".into())),
             },
             _ => match call.strip_prefix("vm.add-") {
-                Some("vsock") => self.created().map(|()| {
+                Some("vsock") => self.check_created().map(|()| {
                     self.config.insert("vsock".into(), json!(body));
                     Some(json!({"id": "vsock", "bdf": "0000:00:07.0"}))
                 }),
@@ -129,12 +129,12 @@ impl Machine {
         }
     }
 
-    fn created(&self) -> Result<(), Refusal> {
+    fn check_created(&self) -> Result<(), Refusal> {
         self.state.map(drop).ok_or_else(|| (404, "The VM is not created".to_owned()))
     }
 
-    fn running(&self) -> Result<(), Refusal> {
-        self.created()?;
+    fn check_running(&self) -> Result<(), Refusal> {
+        self.check_created()?;
         match self.state {
             Some(State::Running | State::Paused) => Ok(()),
             _ => Err((500, "The VM is not running".into())),
@@ -142,7 +142,7 @@ impl Machine {
     }
 
     fn info(&self) -> Result<Value, Refusal> {
-        self.created()?;
+        self.check_created()?;
         let state = self.state.map(|state| format!("{state:?}"));
         Ok(
             json!({"config": self.config, "state": state, "memory_actual_size": self.config["memory"]["size"], "device_tree": {}}),
@@ -153,7 +153,7 @@ impl Machine {
         if self.state.is_some() {
             return Err((500, "The VM is already created".into()));
         }
-        known(&config, &SECTIONS)?;
+        check_fields(&config, &SECTIONS)?;
         let payload = config
             .get("payload")
             .and_then(Value::as_object)
@@ -167,17 +167,17 @@ impl Machine {
     }
 
     fn boot(&mut self) -> Answer {
-        self.created()?;
+        self.check_created()?;
         if self.state == Some(State::Running) {
             return Err((500, "The VM is already running".into()));
         }
         let kernel = self.config["payload"]["kernel"].as_str().unwrap_or_default();
         fs::metadata(kernel).map_err(|e| (500, format!("Cannot open kernel file: {e}")))?;
         self.open()?;
-        self.tell("vm", "booting");
+        self.write_event("vm", "booting");
         self.guest.run(true);
         self.state = Some(State::Running);
-        self.tell("vm", "booted");
+        self.write_event("vm", "booted");
         Ok(None)
     }
 
@@ -206,40 +206,40 @@ impl Machine {
     }
 
     fn hold(&mut self, from: State, to: State, event: &str) -> Answer {
-        self.created()?;
+        self.check_created()?;
         if self.state != Some(from) {
             return Err((500, "VM state transition is invalid".into()));
         }
         self.state = Some(to);
         self.guest.run(to == State::Running);
-        self.tell("vm", event);
+        self.write_event("vm", event);
         Ok(None)
     }
 
     fn stop(&mut self) -> Answer {
-        self.running()?;
+        self.check_running()?;
         self.guest.run(false);
         self.state = Some(State::Shutdown);
-        self.tell("vm", "shutdown");
+        self.write_event("vm", "shutdown");
         Ok(None)
     }
 
     fn delete(&mut self) -> Answer {
-        self.created()?;
+        self.check_created()?;
         self.guest.run(false);
         self.state = None;
         self.config.clear();
-        self.tell("vm", "deleted");
+        self.write_event("vm", "deleted");
         Ok(None)
     }
 
     fn fields(&self, body: &Map<String, Value>, allowed: &[&str]) -> Answer {
-        known(body, allowed)?;
-        self.running().map(|()| None)
+        check_fields(body, allowed)?;
+        self.check_running().map(|()| None)
     }
 
     fn plug(&mut self, kind: &str, body: &Map<String, Value>) -> Answer {
-        self.created()?;
+        self.check_created()?;
         let list = LISTS
             .iter()
             .find(|(word, _)| *word == kind)
@@ -263,7 +263,7 @@ impl Machine {
     }
 
     fn unplug(&mut self, body: &Map<String, Value>) -> Answer {
-        self.created()?;
+        self.check_created()?;
         let id = body.get("id").and_then(Value::as_str).ok_or((400, "missing field `id`".to_owned()))?;
         for list in self.config.values_mut().filter_map(Value::as_array_mut) {
             if let Some(at) = list.iter().position(|device| device["id"] == id) {
@@ -275,7 +275,7 @@ impl Machine {
     }
 
     fn save(&mut self, folder: &Path) -> Answer {
-        self.created()?;
+        self.check_created()?;
         if self.state != Some(State::Paused) {
             return Err((500, "The VM must be paused".into()));
         }
@@ -286,12 +286,15 @@ impl Machine {
         let ranges = File::create(folder.join("memory-ranges")).map_err(failed)?;
         ranges.set_len(self.config["memory"]["size"].as_u64().unwrap_or_default()).map_err(failed)?;
         ranges.write_all_at(b"memory", 4096).map_err(failed)?;
-        self.tell("vm", "snapshotted");
+        self.write_event("vm", "snapshotted");
         Ok(None)
     }
 
     fn restore(&mut self, body: &Map<String, Value>) -> Answer {
-        known(body, &["source_url", "prefault", "memory_restore_mode", "resume", "net_fds", "zone_updates"])?;
+        check_fields(
+            body,
+            &["source_url", "prefault", "memory_restore_mode", "resume", "net_fds", "zone_updates"],
+        )?;
         let folder = folder(body, "source_url")?;
         if self.state.is_some() {
             return Err((500, "The VM is already created".into()));
@@ -303,7 +306,7 @@ impl Machine {
         };
         let (config, state) = (read("config.json")?, read("state.json")?);
         let config = config.as_object().cloned().ok_or((500, "Cannot restore: config.json".to_owned()))?;
-        known(&config, &SECTIONS)?;
+        check_fields(&config, &SECTIONS)?;
         let memory =
             fs::metadata(folder.join("memory-ranges")).map_err(|e| (500, format!("Cannot restore: {e}")))?;
         if Some(memory.len()) != config["memory"]["size"].as_u64() {
@@ -314,7 +317,7 @@ impl Machine {
         self.guest = guest.ok_or((500, "Cannot restore: state.json".to_owned()))?;
         self.open()?;
         self.state = Some(State::Paused);
-        self.tell("vm", "restored");
+        self.write_event("vm", "restored");
         if body.get("resume") == Some(&json!(true)) {
             self.hold(State::Paused, State::Running, "resumed")
         } else {
@@ -323,7 +326,7 @@ impl Machine {
     }
 
     /// Writes an event like `--event-monitor`: pretty-printed, without a separator.
-    fn tell(&self, source: &str, event: &str) {
+    fn write_event(&self, source: &str, event: &str) {
         let Some(mut file) = self.events.as_ref() else { return };
         let told = json!({"timestamp": {"secs": 0, "nanos": 0}, "source": source, "event": event, "properties": null});
         let text = serde_json::to_string_pretty(&told).unwrap_or_default();
@@ -341,7 +344,7 @@ fn parse(body: &[u8]) -> Result<Map<String, Value>, Refusal> {
     serde_json::from_slice(body).map_err(|e| (400, format!("invalid body: {e}")))
 }
 
-fn known(body: &Map<String, Value>, allowed: &[&str]) -> Result<(), Refusal> {
+fn check_fields(body: &Map<String, Value>, allowed: &[&str]) -> Result<(), Refusal> {
     match body.keys().find(|key| !allowed.contains(&key.as_str())) {
         Some(key) => Err((400, format!("unknown field `{key}`"))),
         None => Ok(()),

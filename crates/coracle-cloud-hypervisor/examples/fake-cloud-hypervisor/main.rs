@@ -20,7 +20,7 @@ use api::Machine;
 const BODY_BYTES_MAX: usize = 4 << 20;
 
 /// Returns the file of `fd=N`, which this process has inherited.
-fn inherited(value: &str) -> Option<File> {
+fn inherited_file(value: &str) -> Option<File> {
     let number = value.strip_prefix("fd=")?.parse().ok()?;
     // SAFETY: the caller has opened it for this process, which takes it once.
     #[allow(unsafe_code, reason = "the number comes as an argument")]
@@ -40,7 +40,7 @@ fn main() -> ExitCode {
                 return ExitCode::SUCCESS;
             }
             "--api-socket" => socket = path(args.next()),
-            "--event-monitor" => events = args.next().and_then(|value| inherited(&value)),
+            "--event-monitor" => events = args.next().and_then(|value| inherited_file(&value)),
             other => {
                 eprintln!("error: unexpected argument '{other}' found");
                 return ExitCode::from(2);

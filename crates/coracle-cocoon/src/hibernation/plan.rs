@@ -276,7 +276,13 @@ mod tests {
         .unwrap()
     }
 
-    fn shown(desire: &str, words: Option<&str>, is_saved: bool, minutes: i64, set: Option<&str>) -> String {
+    fn plan_text(
+        desire: &str,
+        words: Option<&str>,
+        is_saved: bool,
+        minutes: i64,
+        set: Option<&str>,
+    ) -> String {
         let (hibernation, pod) = (hibernation(desire), words.map(pod));
         let now = Timestamp::from_second(100_000).unwrap();
         let plan = plan(&Observed {
@@ -317,7 +323,7 @@ mod tests {
             ("late, and done", Some("asked wait"), true, 4, "Hibernated"),
             ("the node cannot", Some("asked state=failed"), false, 0, "Failed"),
         ] {
-            assert_eq!(shown("Hibernate", words, is_saved, minutes, None), want, "{why}");
+            assert_eq!(plan_text("Hibernate", words, is_saved, minutes, None), want, "{why}");
         }
     }
 
@@ -337,7 +343,7 @@ mod tests {
             ("the saved state is kept", Some("wait"), true, 6, None, "Failed"),
             ("late, and done", Some("run id=1"), true, 6, None, "Active drop-tag"),
         ] {
-            assert_eq!(shown("Wake", words, is_saved, minutes, set), want, "{why}");
+            assert_eq!(plan_text("Wake", words, is_saved, minutes, set), want, "{why}");
         }
     }
 

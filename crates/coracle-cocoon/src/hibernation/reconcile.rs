@@ -180,10 +180,10 @@ async fn report(cx: &Context, snapshot: &Snapshot, planned: &Plan, now: Timestam
         let took = Duration::try_from(now.duration_since(snapshot.since)).unwrap_or_default();
         let metrics = &cx.config.cocoon_metrics;
         match (planned.phase, event.reason) {
-            (HibernationPhase::Hibernated, _) => metrics.hibernated(true, took),
-            (HibernationPhase::Active, _) => metrics.woken(true, took),
-            (_, "HibernateTimedOut") => metrics.hibernated(false, took),
-            (_, "WakeTimedOut") => metrics.woken(false, took),
+            (HibernationPhase::Hibernated, _) => metrics.observe_hibernate(true, took),
+            (HibernationPhase::Active, _) => metrics.observe_wake(true, took),
+            (_, "HibernateTimedOut") => metrics.observe_hibernate(false, took),
+            (_, "WakeTimedOut") => metrics.observe_wake(false, took),
             _ => {}
         }
         cx.recorder.publish(&event, &object.object_ref(&())).await;

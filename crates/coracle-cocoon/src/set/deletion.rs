@@ -17,13 +17,13 @@ use super::{
 };
 
 /// Returns the names of VMs that are stored on the set.
-fn recorded(set: &CocoonSet) -> BTreeSet<String> {
+fn recorded_vms(set: &CocoonSet) -> BTreeSet<String> {
     let text = set.annotations().get(keys::DELETE_VM_NAMES).map(String::as_str).unwrap_or_default();
     text.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect()
 }
 
 /// Returns the names of VMs that the set owned according to its status: their pods may be gone already.
-fn reported(set: &CocoonSet) -> BTreeSet<String> {
+fn reported_vms(set: &CocoonSet) -> BTreeSet<String> {
     let Some(status) = &set.status else { return BTreeSet::new() };
     let is_static = |name: &str| {
         set.spec.toolboxes.iter().any(|toolbox| toolbox.name == name && toolbox.mode == Mode::Static)
@@ -34,8 +34,8 @@ fn reported(set: &CocoonSet) -> BTreeSet<String> {
 }
 
 /// Returns the stored names and `more`.
-pub(super) fn with_recorded(set: &CocoonSet, more: impl IntoIterator<Item = String>) -> Vec<String> {
-    let mut names = recorded(set);
+pub(super) fn merge_recorded(set: &CocoonSet, more: impl IntoIterator<Item = String>) -> Vec<String> {
+    let mut names = recorded_vms(set);
     names.extend(more);
     names.into_iter().collect()
 }
@@ -49,9 +49,9 @@ pub(super) fn plan(o: &Observed<'_>) -> Plan {
     let members: Vec<_> = o.pods.iter().map(Member::of).collect();
     // Static VMs do not belong to the set: neither they nor their tags are touched.
     let managed = members.iter().filter(|member| member.spec.managed && !member.spec.vm_name.is_empty());
-    let owned = managed.map(|member| member.spec.vm_name.clone()).chain(reported(set));
-    let names = with_recorded(set, owned);
-    if names.iter().any(|name| !recorded(set).contains(name)) {
+    let owned = managed.map(|member| member.spec.vm_name.clone()).chain(reported_vms(set));
+    let names = merge_recorded(set, owned);
+    if names.iter().any(|name| !recorded_vms(set).contains(name)) {
         plan.steps.push(Step::RecordVms(names));
         return plan;
     }
@@ -106,7 +106,7 @@ mod tests {
         plan::plan(&observed).steps.iter().map(Step::verb).collect::<Vec<_>>().join(" ")
     }
 
-    fn deleted(policy: &str, recorded: &str) -> CocoonSet {
+    fn deleted_set(policy: &str, recorded: &str) -> CocoonSet {
         let tool = json!({"name": "win", "mode": "static", "staticIP": "10.0.0.9", "staticVMID": "vm-9"});
         let spec =
             json!({"agent": {"image": "u", "replicas": 1}, "snapshotPolicy": policy, "toolboxes": [tool]});
@@ -167,28 +167,28 @@ mod tests {
             ),
             ("nothing was ever made", "always", "", "", &default, "remove-finalizer"),
         ] {
-            assert_eq!(verbs(&deleted(policy, names), states, &[], settings), want, "{why}");
+            assert_eq!(verbs(&deleted_set(policy, names), states, &[], settings), want, "{why}");
         }
     }
 
     /// Namespace `a` with set `b-c` has the same VM names as namespace `a-b` with set `c`.
     #[test]
     fn tags_of_a_vm_of_another_namespace_are_left_alone() {
-        let set = deleted("always", "vk-prod-demo-0");
+        let set = deleted_set("always", "vk-prod-demo-0");
         let settings = Settings::default();
         assert_eq!(verbs(&set, "", &["vk-prod-demo-0"], &settings), "remove-finalizer");
     }
 
     #[test]
     fn abandoned_set_is_deleted_without_the_registry() {
-        let mut set = deleted("always", BOTH);
+        let mut set = deleted_set("always", BOTH);
         set.annotations_mut().insert(coracle_api::keys::ABANDON.into(), "true".into());
         assert_eq!(verbs(&set, "", &[], &Settings::default()), "remove-finalizer");
     }
 
     #[test]
     fn vms_whose_pods_are_gone_are_known_by_the_status() {
-        let mut set = deleted("always", "");
+        let mut set = deleted_set("always", "");
         let agent = |slot: u32| json!({"slot": slot, "vmName": agent_vm_name("prod", "demo", slot)});
         let tool = json!({"name": "win", "vmName": "vk-prod-demo-win"});
         let status = json!({"agents": [agent(0)], "toolboxes": [tool]});
@@ -200,6 +200,6 @@ mod tests {
     fn snapshot_policy_selects_the_saved_vms() {
         assert!(pods::is_saved(SnapshotPolicy::MainOnly, "prod", "demo", "vk-prod-demo-0"));
         assert!(!pods::is_saved(SnapshotPolicy::MainOnly, "prod", "demo", "vk-prod-demo-db-0"));
-        assert_eq!(release::main_vm(&deleted("always", "")), "vk-prod-demo-0");
+        assert_eq!(release::main_vm(&deleted_set("always", "")), "vk-prod-demo-0");
     }
 }

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{Container, EnvFromSource, Pod, ResourceRequirem
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 /// Returns the first part in which `pod` differs from `wanted`. Fields that the API server and other writers add do not count.
-pub(crate) fn differs(pod: &Pod, wanted: &Pod) -> Option<&'static str> {
+pub(crate) fn first_difference(pod: &Pod, wanted: &Pod) -> Option<&'static str> {
     if spec(pod) != spec(wanted) {
         return Some("the VM");
     }
@@ -91,7 +91,7 @@ mod tests {
     use crate::set::pods::main_pod;
     use crate::set::testing::{pod_in, set_with};
 
-    fn made(spec: Value) -> Pod {
+    fn main_pod_of(spec: Value) -> Pod {
         main_pod(&set_with(spec), None).unwrap()
     }
 
@@ -99,7 +99,7 @@ mod tests {
     fn drift_table() {
         let of = |agent: Value| json!({"agent": agent});
         let small = || of(json!({"image": "u", "resources": {"requests": {"cpu": "1", "memory": "1Gi"}}}));
-        let stored = pod_in(made(small()), "ready");
+        let stored = pod_in(main_pod_of(small()), "ready");
         for (why, wanted, want) in [
             ("the same", small(), None),
             (
@@ -118,17 +118,17 @@ mod tests {
             ("class", json!({"agent": {"image": "u"}, "snapshotCompatibilityClass": "c"}), Some("the pool")),
             ("env", of(json!({"image": "u", "envFrom": [{"secretRef": {"name": "s"}}]})), Some("envFrom")),
         ] {
-            assert_eq!(differs(&stored, &made(wanted)), want, "{why}");
+            assert_eq!(first_difference(&stored, &main_pod_of(wanted)), want, "{why}");
         }
     }
 
     #[test]
     fn runtime_changes_of_a_pod_are_not_drift() {
-        let wanted = made(json!({"agent": {"image": "u"}}));
+        let wanted = main_pod_of(json!({"agent": {"image": "u"}}));
         let mut stored = pod_in(wanted.clone(), "hibernated");
         stored.annotations_mut().insert(keys::RESTORE_FROM_HIBERNATE.into(), "true".into());
         stored.annotations_mut().insert(keys::GENERATION.into(), "9".into());
         stored.spec.as_mut().unwrap().service_account_name = Some("default".into());
-        assert_eq!(differs(&stored, &wanted), None);
+        assert_eq!(first_difference(&stored, &wanted), None);
     }
 }

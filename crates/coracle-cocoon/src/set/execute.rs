@@ -36,14 +36,14 @@ pub(crate) async fn execute(cx: &Context, set: CocoonSet, step: &Step) -> Result
         }
         Step::Annotate(key, value) => {
             if *key == keys::REBUILD_HISTORY && value.is_some() {
-                metrics.rebuilt(namespace, name);
+                metrics.count_rebuild(namespace, name);
             }
             return annotate_set(&sets, &set, key, value.as_deref()).await;
         }
         Step::CreatePod(pod) => {
             create(&pods, &set, pod).await?;
             if pod.annotations().contains_key(keys::RESTORE_FROM_HIBERNATE) {
-                metrics.released_wake(set.annotations().contains_key(keys::HIBERNATED_ON_NODE));
+                metrics.count_released_wake(set.annotations().contains_key(keys::HIBERNATED_ON_NODE));
             }
         }
         Step::DeletePod(pod) => delete(&pods, pod).await?,
@@ -59,11 +59,11 @@ pub(crate) async fn execute(cx: &Context, set: CocoonSet, step: &Step) -> Result
             annotate_pod(&pods, pod, &all, MANAGER).await?;
         }
         Step::KeepSnapshot(pod) => {
-            metrics.released_pod();
+            metrics.count_released_pod();
             annotate_pod(&pods, pod, &json!({keys::KEEP_SNAPSHOT_ON_DELETE: "true"}), MANAGER).await?;
         }
         Step::DeadLetter(pod) => {
-            metrics.dead_letter(namespace, name);
+            metrics.count_dead_letter(namespace, name);
             annotate_pod(&pods, pod, &json!({keys::DEAD_LETTER: "true"}), MANAGER).await?;
         }
         Step::DeleteTag { vm, tag } => cx.config.registry.delete(vm, tag).await?,

@@ -40,7 +40,7 @@ pub(crate) async fn observe(cx: &Context, set: &CocoonSet, from: Source) -> Resu
             let pods: Vec<_> = pods.map(|pod| pod.as_ref().clone()).collect();
             let objects = cx.hibernations.state();
             let objects = objects.iter().filter(|object| here(object.namespace()));
-            let held = objects.filter_map(|object| held(object.0.as_ref().ok()?)).collect();
+            let held = objects.filter_map(|object| held_pod(object.0.as_ref().ok()?)).collect();
             (set.clone(), pods, held)
         }
         Source::Server => {
@@ -53,7 +53,7 @@ pub(crate) async fn observe(cx: &Context, set: &CocoonSet, from: Source) -> Resu
             let pods = cx.api::<Pod>(&namespace).list(&of_set).await.map_err(failed("list pods of"))?.items;
             let all = cx.api::<CocoonHibernation>(&namespace).list(&ListParams::default()).await;
             let all = all.map_err(failed("list hibernations of"))?;
-            (fresh, pods, all.iter().filter_map(held).collect())
+            (fresh, pods, all.iter().filter_map(held_pod).collect())
         }
     };
     let uid = set.uid().unwrap_or_default();
@@ -66,12 +66,12 @@ pub(crate) async fn observe(cx: &Context, set: &CocoonSet, from: Source) -> Resu
         saved.insert(vm, is_saved);
     }
     // Steps are planned on what the API server returns, and only they need the names.
-    let taken = if from == Source::Server { taken(cx, &set) } else { BTreeMap::new() };
+    let taken = if from == Source::Server { taken_names(cx, &set) } else { BTreeMap::new() };
     Ok(Some(Snapshot { set, pods, held, saved, taken }))
 }
 
 /// Returns the pod that a hibernation keeps hibernated.
-fn held(hibernation: &CocoonHibernation) -> Option<String> {
+fn held_pod(hibernation: &CocoonHibernation) -> Option<String> {
     let holds =
         hibernation.spec.desire == Desire::Hibernate && hibernation.metadata.deletion_timestamp.is_none();
     holds.then(|| hibernation.spec.pod_ref.name.clone())
@@ -79,7 +79,7 @@ fn held(hibernation: &CocoonHibernation) -> Option<String> {
 
 /// Returns VM names of other pods with the same prefix as the names of this set. Dashes join namespace, set and slot, so the
 /// names of two sets can collide.
-fn taken(cx: &Context, set: &CocoonSet) -> BTreeMap<String, String> {
+fn taken_names(cx: &Context, set: &CocoonSet) -> BTreeMap<String, String> {
     let uid = set.uid().unwrap_or_default();
     let prefix = format!("vk-{}-{}-", set.namespace().unwrap_or_default(), set.name_any());
     let others = cx.pods.state().into_iter().filter_map(|pod| {

@@ -82,16 +82,16 @@ pub(crate) fn plan(o: &Observed<'_>) -> Plan {
     }
     let members = Members::sort(o.pods);
     if let Some(main) = members.main.as_ref().filter(|main| main.phase() == "Failed") {
-        return failed(o, main);
+        return plan_failed(o, main);
     }
-    if o.set.spec.suspend { suspended(o, &members) } else { active(o, &members) }
+    if o.set.spec.suspend { plan_suspended(o, &members) } else { plan_active(o, &members) }
 }
 
 /// Plans for a failed main agent. It stays so that its user can inspect it, unless it differs from the spec.
-fn failed(o: &Observed<'_>, main: &Member<'_>) -> Plan {
+fn plan_failed(o: &Observed<'_>, main: &Member<'_>) -> Plan {
     let mut plan = Plan::new(SetPhase::Failed, o.settings.times.resync);
     let wanted = pods::main_pod(o.set, None);
-    if o.settings.drift && wanted.is_ok_and(|wanted| drift::differs(main.pod, &wanted).is_some()) {
+    if o.settings.drift && wanted.is_ok_and(|wanted| drift::first_difference(main.pod, &wanted).is_some()) {
         plan.event(Kind::Normal, "RecoveredFromFailure", format!("pod {} is replaced", main.id().name));
         plan.steps.push(Step::DeletePod(main.id()));
         return plan;
@@ -102,7 +102,7 @@ fn failed(o: &Observed<'_>, main: &Member<'_>) -> Plan {
 }
 
 /// Plans for a suspended set: every managed VM is hibernated.
-fn suspended(o: &Observed<'_>, members: &Members<'_>) -> Plan {
+fn plan_suspended(o: &Observed<'_>, members: &Members<'_>) -> Plan {
     let times = &o.settings.times;
     let mut plan = Plan::new(SetPhase::Suspending, times.poll);
     if members.main.is_none() {
@@ -135,7 +135,7 @@ fn suspended(o: &Observed<'_>, members: &Members<'_>) -> Plan {
 }
 
 /// Plans for an active set: every VM runs.
-fn active(o: &Observed<'_>, members: &Members<'_>) -> Plan {
+fn plan_active(o: &Observed<'_>, members: &Members<'_>) -> Plan {
     let mut plan = Plan::new(SetPhase::Pending, o.settings.times.poll);
     if release::migrates(o.set, members, o.settings) {
         return release::migrate(o, members);
@@ -194,7 +194,7 @@ fn replace_main(o: &Observed<'_>, main: &Member<'_>, plan: &mut Plan) -> bool {
         return false;
     }
     let Ok(wanted) = pods::main_pod(o.set, None) else { return false };
-    let Some(what) = drift::differs(main.pod, &wanted) else { return false };
+    let Some(what) = drift::first_difference(main.pod, &wanted) else { return false };
     plan.event(Kind::Normal, "Replacing", format!("pod {}: {what} changed", main.id().name));
     plan.steps.push(Step::DeletePod(main.id()));
     true
@@ -250,7 +250,9 @@ fn toolboxes(o: &Observed<'_>, members: &Members<'_>, plan: &mut Plan) {
         let backend = toolbox.backend.unwrap_or(agent.backend);
         let problem = match toolbox.mode {
             Mode::Static => None,
-            Mode::Clone | Mode::Run => pods::impossible(toolbox.os, backend, toolbox.mode, &toolbox.image),
+            Mode::Clone | Mode::Run => {
+                pods::unsupported_reason(toolbox.os, backend, toolbox.mode, &toolbox.image)
+            }
         };
         let pod = match problem {
             Some(problem) => Err(format!("toolbox {:?}: {problem}", toolbox.name)),
@@ -265,7 +267,7 @@ fn toolboxes(o: &Observed<'_>, members: &Members<'_>, plan: &mut Plan) {
 }
 
 fn replace(member: &Member<'_>, wanted: Result<Pod, String>, plan: &mut Plan) {
-    let differs = wanted.ok().and_then(|wanted| drift::differs(member.pod, &wanted));
+    let differs = wanted.ok().and_then(|wanted| drift::first_difference(member.pod, &wanted));
     if let Some(what) = differs.filter(|_| !member.spec.hibernate) {
         plan.event(Kind::Normal, "Replacing", format!("pod {}: {what} changed", member.id().name));
         plan.steps.push(Step::DeletePod(member.id()));

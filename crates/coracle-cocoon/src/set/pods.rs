@@ -41,8 +41,8 @@ pub(crate) fn main_pod(set: &CocoonSet, restore: Option<&Restore>) -> Result<Pod
     }
     let pinned = Some(set.spec.node_name.clone()).filter(|name| !name.is_empty());
     let affinity = match (pinned, restore.and_then(|restore| restore.node.clone())) {
-        (Some(node), _) => Some(required(node)),
-        (None, Some(node)) => Some(preferred(node)),
+        (Some(node), _) => Some(required_affinity(node)),
+        (None, Some(node)) => Some(preferred_affinity(node)),
         (None, None) => None,
     };
     if let Some(spec) = &mut pod.spec {
@@ -228,7 +228,7 @@ fn resources(shape: &Shape<'_>) -> Option<ResourceRequirements> {
     all
 }
 
-fn on(node: String) -> NodeSelectorTerm {
+fn hostname_term(node: String) -> NodeSelectorTerm {
     let term = NodeSelectorRequirement {
         key: HOSTNAME.to_owned(),
         operator: "In".to_owned(),
@@ -237,16 +237,16 @@ fn on(node: String) -> NodeSelectorTerm {
     NodeSelectorTerm { match_expressions: Some(vec![term]), match_fields: None }
 }
 
-fn required(node: String) -> NodeAffinity {
-    let terms = NodeSelector { node_selector_terms: vec![on(node)] };
+fn required_affinity(node: String) -> NodeAffinity {
+    let terms = NodeSelector { node_selector_terms: vec![hostname_term(node)] };
     NodeAffinity {
         required_during_scheduling_ignored_during_execution: Some(terms),
         ..NodeAffinity::default()
     }
 }
 
-fn preferred(node: String) -> NodeAffinity {
-    let term = PreferredSchedulingTerm { preference: on(node), weight: HINT_WEIGHT };
+fn preferred_affinity(node: String) -> NodeAffinity {
+    let term = PreferredSchedulingTerm { preference: hostname_term(node), weight: HINT_WEIGHT };
     NodeAffinity {
         preferred_during_scheduling_ignored_during_execution: Some(vec![term]),
         ..NodeAffinity::default()
@@ -258,7 +258,7 @@ fn port(port: i32) -> Option<u16> {
 }
 
 /// Returns why no node can run a combination, with the field that causes it. `None`: nodes can run it.
-pub(crate) fn impossible(os: Os, backend: Backend, mode: Mode, image: &str) -> Option<&'static str> {
+pub(crate) fn unsupported_reason(os: Os, backend: Backend, mode: Mode, image: &str) -> Option<&'static str> {
     let is_url = image.starts_with("http://") || image.starts_with("https://");
     match backend {
         Backend::CloudHypervisor => None,

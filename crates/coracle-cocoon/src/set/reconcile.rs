@@ -112,8 +112,8 @@ async fn publish(cx: &Context, set: &CocoonSet, planned: &Plan) {
     let object = set.object_ref(&());
     for event in &planned.events {
         match event.reason {
-            "PodLifecycleFailed" => cx.config.cocoon_metrics.failed_state(planned.phase.as_str()),
-            "WakeNoCapacity" => cx.config.cocoon_metrics.unschedulable_wake(),
+            "PodLifecycleFailed" => cx.config.cocoon_metrics.count_failed_state(planned.phase.as_str()),
+            "WakeNoCapacity" => cx.config.cocoon_metrics.count_unschedulable_wake(),
             _ => {}
         }
         cx.recorder.publish(event, &object).await;

@@ -46,7 +46,7 @@ fn release_pod(o: &Observed<'_>, member: &Member<'_>, plan: &mut Plan) {
     if !is_released(o.set) {
         // A pod that was never bound has no node. The placeholder stands for any node of the pool.
         let node = member.node().unwrap_or("-").to_owned();
-        plan.steps.push(Step::RecordVms(deletion::with_recorded(o.set, [member.spec.vm_name.clone()])));
+        plan.steps.push(Step::RecordVms(deletion::merge_recorded(o.set, [member.spec.vm_name.clone()])));
         plan.steps.push(Step::Annotate(keys::HIBERNATED_ON_NODE, Some(node)));
     }
     if !member.spec.keep_snapshot_on_delete {

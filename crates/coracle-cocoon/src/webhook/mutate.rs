@@ -149,10 +149,10 @@ async fn reserve(
         if is_dry_run {
             return Ok(Ok(reservation));
         }
-        let mut changes = seen(&pool.reservations, &slot_request.namespace, &pods);
+        let mut changes = claimed_reservations(&pool.reservations, &slot_request.namespace, &pods);
         changes.insert(reservation.key(), Some(reservation.clone()));
         if store::write(client, home, &pool, &changes).await? {
-            hook.metrics.reserved(&slot_request.pool);
+            hook.metrics.count_reservation(&slot_request.pool);
             return Ok(Ok(reservation));
         }
     }
@@ -160,7 +160,7 @@ async fn reserve(
 }
 
 /// Returns reservations of a namespace whose pods appear for the first time. Their slots become free once the pods are gone.
-pub(super) fn seen(
+pub(super) fn claimed_reservations(
     reservations: &[Reservation],
     namespace: &str,
     pods: &[PodFact],

@@ -161,7 +161,7 @@ pub(super) fn assign(
         .or_else(|| free.into_iter().find(|r| is_ours(&r.vm_name, slot_request, reservations, pods)));
     let reservation = match kept {
         Some(kept) => (*kept).clone(),
-        None => fresh(slot_request, &own, reservations, pods)?,
+        None => new_reservation(slot_request, &own, reservations, pods)?,
     };
     if !is_valid_vm_name(&reservation.vm_name) {
         return Err(format!(
@@ -190,7 +190,7 @@ pub(super) fn assign(
 }
 
 /// Returns a slot without a reservation of the owner, with a VM name that no other owner has.
-fn fresh(
+fn new_reservation(
     slot_request: &SlotRequest,
     own: &[&Reservation],
     all: &[Reservation],
@@ -271,12 +271,12 @@ mod tests {
         }
     }
 
-    fn bare(pod: &str) -> SlotRequest {
+    fn bare_pod_request(pod: &str) -> SlotRequest {
         SlotRequest { pod: Some(pod.into()), ..of_deployment(BARE) }
     }
 
     /// Returns a reservation with that age in seconds.
-    fn held(slot_request: &SlotRequest, slot: u32, vm: &str, age: i64) -> Reservation {
+    fn aged_reservation(slot_request: &SlotRequest, slot: u32, vm: &str, age: i64) -> Reservation {
         Reservation {
             pool: "default".into(),
             namespace: slot_request.namespace.clone(),
@@ -294,7 +294,7 @@ mod tests {
         PodFact { name: name.into(), uid: format!("uid-{name}"), vm_name: vm.into(), is_going }
     }
 
-    fn shown(slot_request: &SlotRequest, reservations: &[Reservation], pods: &[PodFact]) -> String {
+    fn placement_text(slot_request: &SlotRequest, reservations: &[Reservation], pods: &[PodFact]) -> String {
         match assign(slot_request, reservations, pods, now()) {
             Ok(r) => format!("{} {} {}", r.slot, r.vm_name, r.node),
             Err(error) => error,
@@ -305,21 +305,26 @@ mod tests {
     #[test]
     fn replicas_of_a_deployment_get_slots_of_their_own() {
         let slot_request = of_deployment("web");
-        let (zero, one) =
-            (held(&slot_request, 0, "vk-prod-web-0", 1), held(&slot_request, 1, "vk-prod-web-1", 1));
-        assert_eq!(shown(&slot_request, &[], &[]), "0 vk-prod-web-0 ");
+        let (zero, one) = (
+            aged_reservation(&slot_request, 0, "vk-prod-web-0", 1),
+            aged_reservation(&slot_request, 1, "vk-prod-web-1", 1),
+        );
+        assert_eq!(placement_text(&slot_request, &[], &[]), "0 vk-prod-web-0 ");
         assert_eq!(
-            shown(&slot_request, std::slice::from_ref(&zero), &[]),
+            placement_text(&slot_request, std::slice::from_ref(&zero), &[]),
             "1 vk-prod-web-1 ",
             "the first is not visible yet"
         );
-        assert_eq!(shown(&slot_request, &[zero, one], &[]), "2 vk-prod-web-2 ");
+        assert_eq!(placement_text(&slot_request, &[zero, one], &[]), "2 vk-prod-web-2 ");
     }
 
     #[test]
     fn replacement_gets_slot_name_and_node() {
         let slot_request = of_deployment("web");
-        let all = [held(&slot_request, 0, "vk-prod-web-0", 500), held(&slot_request, 1, "vk-prod-web-1", 5)];
+        let all = [
+            aged_reservation(&slot_request, 0, "vk-prod-web-0", 500),
+            aged_reservation(&slot_request, 1, "vk-prod-web-1", 5),
+        ];
         let live = |name: &str, slot: u32| pod(name, &format!("vk-prod-web-{slot}"), false);
         for (why, pods, want) in [
             (
@@ -336,24 +341,24 @@ mod tests {
             ("the young one is not visible yet", vec![live("a", 0)], "2 vk-prod-web-2 "),
             ("all are in use", vec![live("a", 0), live("b", 1)], "2 vk-prod-web-2 "),
         ] {
-            assert_eq!(shown(&slot_request, &all, &pods), want, "{why}");
+            assert_eq!(placement_text(&slot_request, &all, &pods), want, "{why}");
         }
     }
 
     /// Naive implementation: all bare pods share one key, and the last pod determines the node of all.
     #[test]
     fn bare_pods_do_not_share_a_slot() {
-        let (a, b) = (bare("a"), bare("b"));
-        let first = held(&a, 0, "vk-prod-a", 500);
-        assert_eq!(shown(&a, std::slice::from_ref(&first), &[]), "0 vk-prod-a n0", "its own again");
-        assert_eq!(shown(&b, &[first], &[]), "1 vk-prod-b ", "not the slot of a pod that is gone");
+        let (a, b) = (bare_pod_request("a"), bare_pod_request("b"));
+        let first = aged_reservation(&a, 0, "vk-prod-a", 500);
+        assert_eq!(placement_text(&a, std::slice::from_ref(&first), &[]), "0 vk-prod-a n0", "its own again");
+        assert_eq!(placement_text(&b, &[first], &[]), "1 vk-prod-b ", "not the slot of a pod that is gone");
         let unnamed = SlotRequest {
             pod: None,
             generate_name: "job-".into(),
             request: "1b2c-3d4e-5f".into(),
-            ..bare("")
+            ..bare_pod_request("")
         };
-        assert_eq!(shown(&unnamed, &[], &[]), "0 vk-prod-job-1b2c3d4e ");
+        assert_eq!(placement_text(&unnamed, &[], &[]), "0 vk-prod-job-1b2c3d4e ");
     }
 
     /// Deployment `web-1` has the same VM names as the bare pods `web-1-0`, as set `web-1`, and as owners in other namespaces.
@@ -361,11 +366,11 @@ mod tests {
     fn vm_name_of_another_owner_is_skipped() {
         let slot_request = of_deployment("web-1");
         let set = [pod("web-1-0", "vk-prod-web-1-0", false)];
-        assert_eq!(shown(&slot_request, &[], &set), "1 vk-prod-web-1-1 ");
-        let mut other = held(&of_deployment("1"), 0, "vk-prod-web-1-0", 500);
+        assert_eq!(placement_text(&slot_request, &[], &set), "1 vk-prod-web-1-1 ");
+        let mut other = aged_reservation(&of_deployment("1"), 0, "vk-prod-web-1-0", 500);
         other.namespace = "prod-web".into();
-        assert_eq!(shown(&slot_request, &[other.clone()], &[]), "1 vk-prod-web-1-1 ");
-        let taken = shown(&bare("web-1-0"), &[other], &[]);
+        assert_eq!(placement_text(&slot_request, &[other.clone()], &[]), "1 vk-prod-web-1-1 ");
+        let taken = placement_text(&bare_pod_request("web-1-0"), &[other], &[]);
         assert!(taken.contains("no VM name is free"), "{taken}");
     }
 
@@ -373,16 +378,17 @@ mod tests {
     #[test]
     fn given_vm_name_is_for_one_pod() {
         let slot_request = SlotRequest { vm_name: Some("golden".into()), ..of_deployment("web") };
-        assert_eq!(shown(&slot_request, &[], &[]), "0 golden ");
-        let first = held(&slot_request, 0, "golden", 500);
-        let second = shown(&slot_request, std::slice::from_ref(&first), &[pod("a", "golden", false)]);
+        assert_eq!(placement_text(&slot_request, &[], &[]), "0 golden ");
+        let first = aged_reservation(&slot_request, 0, "golden", 500);
+        let second =
+            placement_text(&slot_request, std::slice::from_ref(&first), &[pod("a", "golden", false)]);
         assert!(second.contains("belongs to pod a"), "{second}");
-        assert_eq!(shown(&slot_request, &[first], &[pod("a", "golden", true)]), "0 golden n0");
+        assert_eq!(placement_text(&slot_request, &[first], &[pod("a", "golden", true)]), "0 golden n0");
     }
 
     #[test]
     fn long_name_is_refused() {
-        let error = shown(&of_deployment(&"x".repeat(60)), &[], &[]);
+        let error = placement_text(&of_deployment(&"x".repeat(60)), &[], &[]);
         assert!(error.contains("at most 63 characters"), "{error}");
     }
 

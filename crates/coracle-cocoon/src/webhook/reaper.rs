@@ -9,7 +9,7 @@ use tracing::{debug, warn};
 
 use super::{
     Webhook,
-    mutate::{pods_of, seen},
+    mutate::{claimed_reservations, pods_of},
     placement::{PodFact, Reservation, is_held},
     store::{self, Pool},
 };
@@ -19,13 +19,13 @@ use crate::error::Error;
 pub async fn reap(hook: Webhook, stop: CancellationToken) {
     let interval = hook.settings.reaper_interval;
     while stop.run_until_cancelled(tokio::time::sleep(interval)).await.is_some() {
-        if let Err(error) = once(&hook).await {
+        if let Err(error) = reap_once(&hook).await {
             warn!(error = &error as &dyn std::error::Error, "free reservations failed");
         }
     }
 }
 
-async fn once(hook: &Webhook) -> Result<(), Error> {
+async fn reap_once(hook: &Webhook) -> Result<(), Error> {
     let mut pods: BTreeMap<String, Vec<PodFact>> = BTreeMap::new();
     for pool in store::read_all(&hook.client, &hook.settings.namespace).await? {
         for reservation in &pool.reservations {
@@ -41,7 +41,7 @@ async fn once(hook: &Webhook) -> Result<(), Error> {
         }
         let freed = changes.values().filter(|change| change.is_none()).count();
         if store::write(&hook.client, &hook.settings.namespace, &pool, &changes).await? {
-            (0..freed).for_each(|_| hook.metrics.released(&pool.name));
+            (0..freed).for_each(|_| hook.metrics.count_release(&pool.name));
             debug!(pool = pool.name, freed, "reservations freed");
         }
     }
@@ -58,7 +58,7 @@ fn changes(
     let mut changes = BTreeMap::new();
     for reservation in &pool.reservations {
         let here = pods.get(&reservation.namespace).map(Vec::as_slice).unwrap_or_default();
-        changes.extend(seen(std::slice::from_ref(reservation), &reservation.namespace, here));
+        changes.extend(claimed_reservations(std::slice::from_ref(reservation), &reservation.namespace, here));
         let gone_since = match (is_held(reservation, here, now), reservation.gone_since) {
             (true, _) => None,
             (false, Some(since)) if now.duration_since(since) >= grace => {

@@ -115,7 +115,7 @@ fn answer(uid: &str, decision: &Decision) -> Json<Value> {
 /// Admits the pod unchanged when the mutation fails: no pod may depend on this webhook.
 async fn mutate(State(hook): State<Webhook>, Json(review): Json<Review>) -> Json<Value> {
     let request = &review.request;
-    let decision = match timeout(ANSWER, mutated(&hook, request)).await {
+    let decision = match timeout(ANSWER, decide_mutation(&hook, request)).await {
         Ok(Ok(decision)) => decision,
         Ok(Err(error)) => {
             warn!(
@@ -124,19 +124,19 @@ async fn mutate(State(hook): State<Webhook>, Json(review): Json<Review>) -> Json
                 error = chain(&error),
                 "reserve a slot failed"
             );
-            hook.metrics.answered("mutate", "affinity_failed");
+            hook.metrics.count_admission("mutate", "affinity_failed");
             return answer(&request.uid, &Decision::Unchanged);
         }
         Err(_) => {
             warn!(ns = request.namespace, name = request.name, "reserve a slot timed out");
-            hook.metrics.answered("mutate", "affinity_failed");
+            hook.metrics.count_admission("mutate", "affinity_failed");
             return answer(&request.uid, &Decision::Unchanged);
         }
     };
     finish(&hook, "mutate", request, &decision)
 }
 
-async fn mutated(hook: &Webhook, request: &Request) -> Result<Decision, Error> {
+async fn decide_mutation(hook: &Webhook, request: &Request) -> Result<Decision, Error> {
     if request.operation != "CREATE" {
         return Ok(Decision::Unchanged);
     }
@@ -161,14 +161,14 @@ fn finish(hook: &Webhook, handler: &'static str, request: &Request, decision: &D
     match decision {
         Decision::Denied(why) => {
             info!(handler, ns = request.namespace, name = request.name, why, "refused");
-            hook.metrics.answered(handler, "deny");
+            hook.metrics.count_admission(handler, "deny");
         }
-        Decision::Unchanged | Decision::Patched(_) => hook.metrics.answered(handler, "allow"),
+        Decision::Unchanged | Decision::Patched(_) => hook.metrics.count_admission(handler, "allow"),
     }
     answer(&request.uid, decision)
 }
 
-fn judged(outcome: Result<(), String>) -> Decision {
+fn decision_of(outcome: Result<(), String>) -> Decision {
     outcome.map_or_else(Decision::Denied, |()| Decision::Unchanged)
 }
 
@@ -176,14 +176,14 @@ async fn validate_workload(State(hook): State<Webhook>, Json(review): Json<Revie
     let request = &review.request;
     let checked = timeout(ANSWER, workload(&hook, request)).await;
     let decision = match checked {
-        Ok(Ok(outcome)) => judged(outcome),
+        Ok(Ok(outcome)) => decision_of(outcome),
         failed => {
             // Without the workload it is unknown whether VMs would be lost.
             let why = match failed {
                 Ok(Err(error)) => chain(&error),
                 _ => "the API server does not answer".to_owned(),
             };
-            hook.metrics.answered("validate", "error");
+            hook.metrics.count_admission("validate", "error");
             let decision = Decision::Denied(format!("cannot check {:?}: {why}", request.name));
             return answer(&request.uid, &decision);
         }
@@ -236,7 +236,7 @@ async fn validate_set(State(hook): State<Webhook>, Json(review): Json<Review>) -
         }
         None => Ok(()),
     });
-    finish(&hook, "validate_cocoonset", request, &judged(outcome))
+    finish(&hook, "validate_cocoonset", request, &decision_of(outcome))
 }
 
 async fn validate_hibernation(State(hook): State<Webhook>, Json(review): Json<Review>) -> Json<Value> {
@@ -247,5 +247,5 @@ async fn validate_hibernation(State(hook): State<Webhook>, Json(review): Json<Re
         }
         _ => Ok(()),
     });
-    finish(&hook, "validate_cocoonhibernation", request, &judged(outcome))
+    finish(&hook, "validate_cocoonhibernation", request, &decision_of(outcome))
 }

@@ -9,7 +9,7 @@ use kube::ResourceExt as _;
 use serde_json::Value;
 
 use super::mutate::is_of_vm;
-use crate::set::impossible;
+use crate::set::unsupported_reason;
 
 /// Refuses a set that cannot work. An update without a change of the spec is admitted: labels and finalizers stay writable.
 ///
@@ -61,7 +61,7 @@ pub(super) fn set(new: &CocoonSet, old: Option<&CocoonSet>) -> Result<(), String
                 backend = backend.as_str()
             ));
         }
-        if let Some(why) = impossible(toolbox.os, backend, toolbox.mode, &toolbox.image) {
+        if let Some(why) = unsupported_reason(toolbox.os, backend, toolbox.mode, &toolbox.image) {
             return Err(format!("invalid spec.toolboxes[{index}]: {why}"));
         }
         vm_name(&at("name"), &toolbox_vm_name(&namespace, &toolbox_pod_name(&name, name_of)))?;
@@ -78,7 +78,7 @@ fn agent(spec: &CocoonSetSpec) -> Result<(), String> {
         return Err("invalid spec.agent.mode \"static\": must be clone or run".into());
     }
     image("spec.agent.image", &agent.image, agent.mode)?;
-    match impossible(agent.os, agent.backend, agent.mode, &agent.image) {
+    match unsupported_reason(agent.os, agent.backend, agent.mode, &agent.image) {
         Some(why) => Err(format!("invalid spec.agent: {why}")),
         None => Ok(()),
     }

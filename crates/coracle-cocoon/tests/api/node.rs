@@ -60,7 +60,7 @@ impl FakeNode {
                 if let watcher::Event::Apply(pod) | watcher::Event::InitApply(pod) = event
                     && is_cocoon_pod(&pod)
                 {
-                    node.look(&pods, &tags, &pod, is_sim).await;
+                    node.serve_pod(&pods, &tags, &pod, is_sim).await;
                 }
             }
         });
@@ -82,7 +82,7 @@ impl FakeNode {
         self.0.begun.lock().unwrap().clone()
     }
 
-    async fn look(&self, pods: &Api<Pod>, tags: &Tags, pod: &Pod, is_sim: bool) {
+    async fn serve_pod(&self, pods: &Api<Pod>, tags: &Tags, pod: &Pod, is_sim: bool) {
         let faults = *self.0.faults.lock().unwrap();
         let (spec, uid) = (VmSpecAnnotations::from_pod(pod), pod.uid().unwrap_or_default());
         let has_vm = self.0.vms.lock().unwrap().contains_key(&uid);

@@ -56,7 +56,7 @@ impl Tags {
         *self.0.broken.lock().unwrap() = broken;
     }
 
-    async fn answered(&self, call: &str) {
+    async fn after_call(&self, call: &str) {
         let sim = self.0.sim.lock().unwrap().clone();
         if let Some(sim) = sim {
             sim.after_call(call).await;
@@ -68,7 +68,7 @@ impl Tags {
 impl SnapshotTags for Tags {
     async fn has(&self, repository: &str, tag: &str) -> Result<bool, RegistryError> {
         let has = self.contains(repository, tag);
-        self.answered("HasTag").await;
+        self.after_call("HasTag").await;
         Ok(has)
     }
 
@@ -78,7 +78,7 @@ impl SnapshotTags for Tags {
         }
         self.remove(repository, tag);
         self.0.deleted.lock().unwrap().push(format!("{repository}:{tag}"));
-        self.answered("DeleteTag").await;
+        self.after_call("DeleteTag").await;
         Ok(())
     }
 }

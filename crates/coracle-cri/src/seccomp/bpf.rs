@@ -176,17 +176,19 @@ fn block(condition: Condition) -> Vec<(u16, u32, To, To)> {
                 (EQUAL, low, To::Pass, To::Fail),
             ]
         }
-        Test::Greater(value) => ordered(value, (load_high, load_low), (GREATER, To::Pass, To::Fail)),
-        Test::NotLess(value) => ordered(value, (load_high, load_low), (NOT_LESS, To::Pass, To::Fail)),
-        Test::Less(value) => ordered(value, (load_high, load_low), (NOT_LESS, To::Fail, To::Pass)),
-        Test::NotGreater(value) => ordered(value, (load_high, load_low), (GREATER, To::Fail, To::Pass)),
+        Test::Greater(value) => compare_ordered(value, (load_high, load_low), (GREATER, To::Pass, To::Fail)),
+        Test::NotLess(value) => compare_ordered(value, (load_high, load_low), (NOT_LESS, To::Pass, To::Fail)),
+        Test::Less(value) => compare_ordered(value, (load_high, load_low), (NOT_LESS, To::Fail, To::Pass)),
+        Test::NotGreater(value) => {
+            compare_ordered(value, (load_high, load_low), (GREATER, To::Fail, To::Pass))
+        }
     }
 }
 
 type Step = (u16, u32, To, To);
 
 /// Returns an ordered comparison. The high half decides, unless it is equal; `above` is the target if it is greater.
-fn ordered(
+fn compare_ordered(
     value: u64,
     (load_high, load_low): (Step, Step),
     (code, above, below): (u16, To, To),

@@ -165,7 +165,7 @@ mod tests {
         }
     }
 
-    fn translated(config: ContainerConfig) -> Result<ContainerSpec, Refusal> {
+    fn translate_config(config: ContainerConfig) -> Result<ContainerSpec, Refusal> {
         let facts = ContainerFacts { config, image_ref: "a@sha256:1".into(), ..ContainerFacts::default() };
         let sandbox = PodSandboxConfig { log_directory: "/logs".into(), ..PodSandboxConfig::default() };
         let image = image();
@@ -187,7 +187,7 @@ mod tests {
         ] {
             let config =
                 ContainerConfig { command: words(command), args: words(args), ..ContainerConfig::default() };
-            assert_eq!(translated(config).unwrap().process.argv, words(want), "{why}");
+            assert_eq!(translate_config(config).unwrap().process.argv, words(want), "{why}");
         }
     }
 
@@ -212,16 +212,16 @@ mod tests {
             }),
             ..ContainerConfig::default()
         };
-        let spec = translated(config).unwrap();
+        let spec = translate_config(config).unwrap();
         assert_eq!(spec.process.env, ["A=b=c"]);
         assert_eq!(spec.log_path.as_deref(), Some(Path::new("/logs/web/3.log")));
         assert_eq!((spec.stop_signal, spec.attempt, spec.read_only_root), (10, 3, true));
         assert_eq!((spec.pid_namespace, spec.security.oom_score_adj), (PidNamespace::Container, 7));
-        let plain = translated(ContainerConfig::default()).unwrap();
+        let plain = translate_config(ContainerConfig::default()).unwrap();
         assert_eq!((plain.stop_signal, plain.log_path), (3, None), "the image's signal, and no log");
         assert_eq!(plain.pid_namespace, PidNamespace::Pod);
         let bad = KeyValue { key: "A".into(), value: vec![0xff] };
-        assert!(translated(ContainerConfig { envs: vec![bad], ..ContainerConfig::default() }).is_err());
+        assert!(translate_config(ContainerConfig { envs: vec![bad], ..ContainerConfig::default() }).is_err());
     }
 
     #[test]

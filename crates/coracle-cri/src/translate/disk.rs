@@ -66,7 +66,7 @@ pub(crate) fn vm_spec(inputs: &Inputs<'_>, options: &CriOptions) -> Result<VmSpe
     let (mounts, shares) = plan_mounts(config, inputs.found)?;
     let run_as = security::run_as(&container::context(config))?;
     let command = [config.command.clone(), config.args.clone()].concat();
-    let (command, user) = bound(&mounts, command, run_as.user);
+    let (command, user) = wrap_with_mounts(&mounts, command, run_as.user);
     let linux = sandbox_linux(pod, config);
     let (vcpus, memory) = sandbox::size(&linux, options);
     let dns = pod.config.dns_config.clone();
@@ -167,7 +167,7 @@ fn request(share: &Share) -> VolumeRequest {
 
 /// Returns the command that sets up the mounts first, and its user. Mounting needs root, so that the command changes its user
 /// itself.
-fn bound(mounts: &[ContainerMount], command: Vec<String>, user: String) -> (Vec<String>, String) {
+fn wrap_with_mounts(mounts: &[ContainerMount], command: Vec<String>, user: String) -> (Vec<String>, String) {
     if mounts.is_empty() || command.is_empty() {
         return (command, user);
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use coracle_host::Tmpfs;
 
-use super::mounts::unescaped;
+use super::mounts::unescape_path;
 
 /// File system type of a tmpfs (statfs(2), `TMPFS_MAGIC`).
 const TMPFS_MAGIC: i64 = 0x0102_1994;
@@ -32,7 +32,7 @@ pub(crate) struct MemoryVolume {
 /// # Errors
 /// Errors of the file system.
 pub(crate) fn resolve_source(dir: &Path, mounts: &str) -> io::Result<Option<MemoryVolume>> {
-    let Some((volume, sub_path)) = place(dir, mounts) else { return Ok(None) };
+    let Some((volume, sub_path)) = locate_volume(dir, mounts) else { return Ok(None) };
     let (metadata, of_part) = match (volume.metadata(), dir.metadata()) {
         (Ok(metadata), Ok(part)) => (metadata, part),
         _ => return Ok(None),
@@ -52,7 +52,7 @@ pub(crate) fn resolve_source(dir: &Path, mounts: &str) -> io::Result<Option<Memo
 }
 
 /// Returns the volume and the sub-path of a directory, by the naming scheme of the kubelet. Pure.
-fn place(dir: &Path, mounts: &str) -> Option<(PathBuf, String)> {
+fn locate_volume(dir: &Path, mounts: &str) -> Option<(PathBuf, String)> {
     let parent = dir.parent()?;
     if parent.file_name()? == EMPTY_DIR {
         return Some((dir.to_owned(), String::new()));
@@ -63,7 +63,7 @@ fn place(dir: &Path, mounts: &str) -> Option<(PathBuf, String)> {
     let mut roots = mounts.lines().filter_map(|line| {
         let mut fields = line.split(' ').skip(3);
         let (root, place) = (fields.next()?, fields.next()?);
-        (Path::new(&unescaped(place)) == dir).then(|| unescaped(root))
+        (Path::new(&unescape_path(place)) == dir).then(|| unescape_path(root))
     });
     Some((of_pod, roots.next_back()?.trim_matches('/').to_owned()))
 }
@@ -84,7 +84,7 @@ mod tests {
             ("/k/pods/u/volumes/kubernetes.io~empty-dir/cache/below", None),
             ("/", None),
         ] {
-            let got = place(Path::new(dir), mount);
+            let got = locate_volume(Path::new(dir), mount);
             let got = got.as_ref().map(|(volume, part)| (volume.clone(), part.as_str()));
             assert_eq!(got, want, "{dir}");
         }

@@ -163,12 +163,12 @@ pub(crate) fn resolve_source(mount: &Mount) -> io::Result<MountSource> {
 
 /// Returns whether a file system is mounted below a directory, by proc_pid_mountinfo(5). Pure.
 fn has_submounts(mounts: &str, dir: &Path) -> bool {
-    let places = mounts.lines().filter_map(|line| line.split(' ').nth(4)).map(unescaped);
+    let places = mounts.lines().filter_map(|line| line.split(' ').nth(4)).map(unescape_path);
     places.into_iter().any(|place| Path::new(&place) != dir && Path::new(&place).starts_with(dir))
 }
 
 /// Decodes a path of that file, which contains octal escapes for blanks and other characters.
-pub(super) fn unescaped(place: &str) -> String {
+pub(super) fn unescape_path(place: &str) -> String {
     [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
         .iter()
         .fold(place.to_owned(), |text, (escape, plain)| text.replace(escape, plain))

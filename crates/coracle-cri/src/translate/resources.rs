@@ -26,11 +26,11 @@ pub(crate) fn limits(resources: &LinuxContainerResources) -> Resources {
         cpu_weight: (shares > 0).then(|| weight(shares)),
         memory_max_bytes,
         pids_max: None,
-        unified: resources.unified.iter().filter(|(key, _)| is_of_guest(key)).map(own).collect(),
+        unified: resources.unified.iter().filter(|(key, _)| is_of_guest(key)).map(to_owned_pair).collect(),
     }
 }
 
-fn own((key, value): (&String, &String)) -> (String, String) {
+fn to_owned_pair((key, value): (&String, &String)) -> (String, String) {
     (key.clone(), value.clone())
 }
 
@@ -46,7 +46,7 @@ fn weight(shares: u64) -> u64 {
 }
 
 /// Returns the resources of a container after an update, in which zero means unchanged.
-pub(crate) fn merged(
+pub(crate) fn merge_resources(
     old: LinuxContainerResources,
     update: &LinuxContainerResources,
 ) -> LinuxContainerResources {
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn update_keeps_unspecified_resources() {
-        let merged = merged(resources(1, 2, 3, 4), &resources(0, 0, 7, 0));
+        let merged = merge_resources(resources(1, 2, 3, 4), &resources(0, 0, 7, 0));
         assert_eq!(merged, resources(1, 2, 7, 4));
         assert_eq!(effective(&resources(0, 0, 0, 0)).cpu_shares, 1024);
     }

@@ -61,7 +61,7 @@ mod tests {
         Wire { host_id, container_id, length }
     }
 
-    fn asked(mode: NamespaceMode, uids: Vec<Wire>, gids: Vec<Wire>) -> NamespaceOption {
+    fn namespace_option(mode: NamespaceMode, uids: Vec<Wire>, gids: Vec<Wire>) -> NamespaceOption {
         let userns_options = Some(UserNamespace { mode: mode.into(), uids, gids });
         NamespaceOption { userns_options, ..NamespaceOption::default() }
     }
@@ -72,15 +72,31 @@ mod tests {
         let ids_of = IdMapping::new(65_536, 65_536).unwrap();
         for (why, namespaces, want) in [
             ("nothing asked", NamespaceOption::default(), Ok(None)),
-            ("that of the node", asked(NamespaceMode::Node, vec![], vec![]), Ok(None)),
-            ("one range", asked(NamespaceMode::Pod, range(), range()), Ok(Some(ids_of))),
-            ("no range", asked(NamespaceMode::Pod, vec![], vec![]), Err(())),
-            ("no groups", asked(NamespaceMode::Pod, range(), vec![]), Err(())),
-            ("other groups", asked(NamespaceMode::Pod, range(), vec![wire(0, 1, 65_536)]), Err(())),
-            ("root not mapped", asked(NamespaceMode::Pod, vec![wire(1, 9, 9)], vec![wire(1, 9, 9)]), Err(())),
-            ("the node's root", asked(NamespaceMode::Pod, vec![wire(0, 0, 9)], vec![wire(0, 0, 9)]), Err(())),
-            ("two ranges", asked(NamespaceMode::Pod, [range(), range()].concat(), range()), Err(())),
-            ("a container's", asked(NamespaceMode::Container, range(), range()), Err(())),
+            ("that of the node", namespace_option(NamespaceMode::Node, vec![], vec![]), Ok(None)),
+            ("one range", namespace_option(NamespaceMode::Pod, range(), range()), Ok(Some(ids_of))),
+            ("no range", namespace_option(NamespaceMode::Pod, vec![], vec![]), Err(())),
+            ("no groups", namespace_option(NamespaceMode::Pod, range(), vec![]), Err(())),
+            (
+                "other groups",
+                namespace_option(NamespaceMode::Pod, range(), vec![wire(0, 1, 65_536)]),
+                Err(()),
+            ),
+            (
+                "root not mapped",
+                namespace_option(NamespaceMode::Pod, vec![wire(1, 9, 9)], vec![wire(1, 9, 9)]),
+                Err(()),
+            ),
+            (
+                "the node's root",
+                namespace_option(NamespaceMode::Pod, vec![wire(0, 0, 9)], vec![wire(0, 0, 9)]),
+                Err(()),
+            ),
+            (
+                "two ranges",
+                namespace_option(NamespaceMode::Pod, [range(), range()].concat(), range()),
+                Err(()),
+            ),
+            ("a container's", namespace_option(NamespaceMode::Container, range(), range()), Err(())),
         ] {
             assert_eq!(ids(&namespaces).map_err(drop), want, "{why}");
         }

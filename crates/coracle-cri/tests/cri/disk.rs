@@ -35,7 +35,7 @@ async fn disk_sandbox(kubelet: &mut Kubelet, name: &str) -> String {
     kubelet.runtime.run_pod_sandbox(request).await.unwrap().into_inner().pod_sandbox_id
 }
 
-async fn ended(kubelet: &Kubelet, id: &str) -> ContainerStatus {
+async fn wait_for_exit(kubelet: &Kubelet, id: &str) -> ContainerStatus {
     let ended = eventually("the container ends", async || {
         let status = kubelet.clone().status(id).await.ok()?;
         (status.state() == ContainerState::ContainerExited).then_some(status)
@@ -97,7 +97,7 @@ async fn disk_container_restarts_as_a_new_vm() {
     });
     let instance = instance.await.unwrap();
     node.machines.exit_workload(&instance, 3);
-    let status = ended(kubelet, &first).await;
+    let status = wait_for_exit(kubelet, &first).await;
     assert_eq!((status.exit_code, status.reason.as_str()), (3, "Error"));
     assert!(status.finished_at > 0);
     let ready = kubelet.sandbox_status(&id).await.unwrap();
@@ -151,7 +151,7 @@ async fn rebooted_guest_runs_its_command_again() {
     daemon.end().await;
     let daemon = node.open().await;
     node.machines.exit_workload(&instance, 0);
-    let status = ended(&daemon.kubelet, &main).await;
+    let status = wait_for_exit(&daemon.kubelet, &main).await;
     assert_eq!((status.exit_code, status.reason.as_str()), (0, "Completed"));
     printed(3).await;
     assert_eq!(node.machines.starts(), 1, "all of it in one VMM");

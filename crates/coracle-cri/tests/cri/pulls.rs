@@ -25,7 +25,7 @@ fn push(registry: &DebianRegistry, content: &str, name: &str) {
 }
 
 /// Returns a node with `registry` as the mirror of [`UPSTREAM`]. `None` if the programs are missing.
-async fn mirrored() -> Option<(DebianRegistry, Node)> {
+async fn start_mirrored_node() -> Option<(DebianRegistry, Node)> {
     tools::require(["docker-registry", "skopeo"])?;
     let registry = DebianRegistry::start().unwrap();
     let hosts = format!("[host.'http://{}']", registry.address());
@@ -36,7 +36,7 @@ async fn mirrored() -> Option<(DebianRegistry, Node)> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn public_image_with_tag_should_be_pulled_and_removed() {
-    let Some((registry, node)) = mirrored().await else { return };
+    let Some((registry, node)) = start_mirrored_node().await else { return };
     push(&registry, "one", "e2e/test-image-tag:all");
     let mut daemon = node.open().await;
     let kubelet = &mut daemon.kubelet;
@@ -52,7 +52,7 @@ async fn public_image_with_tag_should_be_pulled_and_removed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn public_image_without_tag_should_show_latest() {
-    let Some((registry, node)) = mirrored().await else { return };
+    let Some((registry, node)) = start_mirrored_node().await else { return };
     push(&registry, "one", "e2e/test-image-latest:latest");
     let mut daemon = node.open().await;
     let name = format!("{UPSTREAM}/test-image-latest");
@@ -64,7 +64,7 @@ async fn public_image_without_tag_should_show_latest() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn public_image_with_digest_should_show_that_digest() {
-    let Some((registry, node)) = mirrored().await else { return };
+    let Some((registry, node)) = start_mirrored_node().await else { return };
     push(&registry, "one", "e2e/test-image-digest:1");
     let mut daemon = node.open().await;
     let kubelet = &mut daemon.kubelet;
@@ -80,7 +80,7 @@ async fn public_image_with_digest_should_show_that_digest() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn three_tags_of_one_image_are_one_image() {
-    let Some((registry, node)) = mirrored().await else { return };
+    let Some((registry, node)) = start_mirrored_node().await else { return };
     let names: Vec<_> = (1..=3).map(|n| format!("{UPSTREAM}/test-image-tags:{n}")).collect();
     (1..=3).for_each(|n| push(&registry, "one", &format!("e2e/test-image-tags:{n}")));
     push(&registry, "two", "e2e/test-image-2:latest");
@@ -98,7 +98,7 @@ async fn three_tags_of_one_image_are_one_image() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn image_of_two_registries_has_one_id() {
-    let Some((registry, node)) = mirrored().await else { return };
+    let Some((registry, node)) = start_mirrored_node().await else { return };
     let second = DebianRegistry::start().unwrap();
     push(&registry, "one", "e2e/pause:3.9");
     push(&second, "one", "other/pause:3.9");

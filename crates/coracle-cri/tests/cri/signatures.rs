@@ -62,7 +62,7 @@ impl Kubelet {
     }
 }
 
-fn refused(answer: Result<(), Status>, why: &str) {
+fn assert_refused(answer: Result<(), Status>, why: &str) {
     let status = answer.unwrap_err();
     // The kubelet takes the pod's reason from the first word, which it recognises only with this code.
     assert_eq!(status.code(), Code::Unknown, "{status}");
@@ -88,7 +88,7 @@ async fn image_must_be_signed_as_its_namespace_wants() {
     let mut daemon = node.open().await;
     let kubelet = &mut daemon.kubelet;
     let (app, other) = (push(&registry, &node, "app"), push(&registry, &node, "other"));
-    refused(kubelet.pull_for("free", &app).await, "not read yet");
+    assert_refused(kubelet.pull_for("free", &app).await, "not read yet");
     *policy.lock().unwrap() = Some(None);
     for image in [&app, &other] {
         kubelet.pull_for("team", image).await.unwrap();
@@ -96,12 +96,12 @@ async fn image_must_be_signed_as_its_namespace_wants() {
 
     *policy.lock().unwrap() = Some(Some(sign(&other)));
     for image in [&app, IMAGE] {
-        refused(kubelet.uses("team", image, None).await, "is not signed");
+        assert_refused(kubelet.uses("team", image, None).await, "is not signed");
         kubelet.uses("free", image, None).await.unwrap();
     }
-    refused(kubelet.pull_for("team", &app).await, "is not signed");
+    assert_refused(kubelet.pull_for("team", &app).await, "is not signed");
     kubelet.pull_for("free", &app).await.unwrap();
-    refused(kubelet.uses("team", &other, Some(&app)).await, "is not signed");
+    assert_refused(kubelet.uses("team", &other, Some(&app)).await, "is not signed");
     kubelet.uses("team", &other, None).await.unwrap();
 
     *policy.lock().unwrap() = Some(Some(sign(&app)));

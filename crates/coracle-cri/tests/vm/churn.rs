@@ -69,7 +69,7 @@ async fn build(daemon: &Daemon, number: usize) {
         pod.run(shell("main", "sleep 1000")).await;
     } else {
         let id = pod.run(shell("main", "echo built; exit 3")).await;
-        let (status, log) = pod.ended(&id).await;
+        let (status, log) = pod.wait_for_exit(&id).await;
         assert_eq!((status.exit_code, log), (3, vec!["built".to_owned()]), "build {number}");
         let request = StopPodSandboxRequest { pod_sandbox_id: pod.id.clone() };
         runtime.stop_pod_sandbox(request).await.unwrap();
@@ -78,17 +78,17 @@ async fn build(daemon: &Daemon, number: usize) {
     drop(std::fs::remove_dir_all(&pod.config.log_directory));
 }
 
-async fn builds(daemon: &Daemon, numbers: std::ops::Range<usize>) {
+async fn run_builds(daemon: &Daemon, numbers: std::ops::Range<usize>) {
     stream::iter(numbers).for_each_concurrent(AT_ONCE, |number| build(daemon, number)).await;
 }
 
 pub(crate) async fn pods_leave_nothing(node: &Node) {
     let count = std::env::var("CORACLE_PODS").map_or(12, |count| count.parse().unwrap());
     let daemon = node.open_with_templates().await;
-    builds(&daemon, 0..WARM_UP).await;
+    run_builds(&daemon, 0..WARM_UP).await;
     let before = usage(&daemon);
     let began = Instant::now();
-    builds(&daemon, WARM_UP..WARM_UP + count).await;
+    run_builds(&daemon, WARM_UP..WARM_UP + count).await;
     let took = began.elapsed().as_secs_f64();
     let after = usage(&daemon);
     eprintln!(

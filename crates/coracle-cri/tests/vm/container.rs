@@ -6,7 +6,7 @@ use coracle_proto::cri::*;
 use coracle_testkit::eventually_within;
 use tonic::Code;
 
-use crate::pod::{Pod, Row, secured, shell};
+use crate::pod::{Pod, Row, shell, with_security_context};
 use crate::rows;
 use crate::support::IMAGE;
 
@@ -137,7 +137,7 @@ async fn listing_stats_for_a_container(pod: Pod) {
     pod.remove(&id).await;
 }
 
-fn mounted(name: &str, line: &str, host_path: &str, readonly: bool) -> ContainerConfig {
+fn mount_config(name: &str, line: &str, host_path: &str, readonly: bool) -> ContainerConfig {
     let mount =
         Mount { container_path: "/data".into(), host_path: host_path.into(), readonly, ..Mount::default() };
     ContainerConfig { mounts: vec![mount], ..shell(name, line) }
@@ -147,11 +147,11 @@ async fn runtime_should_support_starting_container_with_volume(pod: Pod) {
     let dir = pod.dir.join("volume");
     std::fs::create_dir_all(&dir).unwrap();
     std::fs::write(dir.join("in"), "from the host\n").unwrap();
-    let config = mounted("volume", "cat /data/in; echo out > /data/out", dir.to_str().unwrap(), false);
+    let config = mount_config("volume", "cat /data/in; echo out > /data/out", dir.to_str().unwrap(), false);
     let (code, log) = pod.output(config).await;
     assert_eq!((code, log), (0, vec!["from the host".to_owned()]));
     assert_eq!(std::fs::read_to_string(dir.join("out")).unwrap(), "out\n");
-    let config = mounted("readonly", "touch /data/x", dir.to_str().unwrap(), true);
+    let config = mount_config("readonly", "touch /data/x", dir.to_str().unwrap(), true);
     assert_ne!(pod.output(config).await.0, 0, "read-only on the host");
 }
 
@@ -159,7 +159,7 @@ async fn runtime_should_support_volume_when_host_path_is_symlink(pod: Pod) {
     let (dir, link) = (pod.dir.join("target"), pod.dir.join("link"));
     std::fs::create_dir_all(&dir).unwrap();
     std::os::unix::fs::symlink(&dir, &link).unwrap();
-    let config = mounted("symlink", "touch /data/made", link.to_str().unwrap(), false);
+    let config = mount_config("symlink", "touch /data/made", link.to_str().unwrap(), false);
     assert_eq!(pod.output(config).await.0, 0);
     assert!(dir.join("made").exists());
 }
@@ -177,7 +177,7 @@ async fn termination_message_is_in_the_file_of_the_host(pod: Pod) {
         ..shell("message", "echo -n why > /dev/termination-log; exit 1")
     };
     let id = pod.run(config).await;
-    let (status, _) = pod.ended(&id).await;
+    let (status, _) = pod.wait_for_exit(&id).await;
     assert_eq!(status.mounts, [mount], "where the kubelet looks");
     assert_eq!(std::fs::read_to_string(file).unwrap(), "why", "before the end is reported");
     pod.remove(&id).await;
@@ -211,8 +211,9 @@ async fn volume_in_memory_is_a_tmpfs_that_the_containers_share(pod: Pod) {
     mount("tmpfs", &volume, "tmpfs", MountFlags::empty(), Some(c"size=8m,mode=0777,gid=2000")).unwrap();
     std::fs::create_dir(volume.join("part")).unwrap();
     mount_bind(volume.join("part"), &part).unwrap();
-    let with =
-        |name: &str, line: &str, dir: &std::path::Path| mounted(name, line, dir.to_str().unwrap(), false);
+    let with = |name: &str, line: &str, dir: &std::path::Path| {
+        mount_config(name, line, dir.to_str().unwrap(), false)
+    };
     let line = "grep ' /data ' /proc/mounts | sed 's/ rw.*//'; ls -ldn /data; echo shared > /data/file; \
                 dd if=/dev/zero of=/data/large bs=1M count=16 2>&1 | head -n 1; rm /data/large";
     let (code, log) = pod.output(with("first", line, &volume)).await;
@@ -220,7 +221,7 @@ async fn volume_in_memory_is_a_tmpfs_that_the_containers_share(pod: Pod) {
     assert!(log[1].starts_with("drwxrwxrwx") && log[1].contains(" 2000 "), "{log:?}");
     assert!(log[2].contains("No space left on device"), "{log:?}");
     // The volume belongs to its pod, also while no container mounts it.
-    let config = secured(with("second", "echo mine > /data/file", &part), |context| {
+    let config = with_security_context(with("second", "echo mine > /data/file", &part), |context| {
         context.run_as_user = Some(Int64Value { value: 1000 });
     });
     assert_eq!(pod.output(config).await.0, 0, "a part of it, that any user may write");
@@ -243,7 +244,7 @@ async fn volume_in_memory_is_a_tmpfs_that_the_containers_share(pod: Pod) {
 
 /// Checks the propagation of a mount that the host creates below a directory of a container, and of one that the container
 /// creates.
-async fn propagates(pod: &Pod, propagation: MountPropagation) {
+async fn check_propagation(pod: &Pod, propagation: MountPropagation) {
     use rustix::mount::{MountPropagationFlags, UnmountFlags, mount_bind, mount_change, unmount};
     let is_private = propagation == MountPropagation::PropagationPrivate;
     let dir = pod.dir.join(propagation.as_str_name());
@@ -255,9 +256,9 @@ async fn propagates(pod: &Pod, propagation: MountPropagation) {
     mount_bind(dir.join("mnt"), dir.join("mnt")).unwrap();
     let kind = if is_private { MountPropagationFlags::PRIVATE } else { MountPropagationFlags::SHARED };
     mount_change(dir.join("mnt"), kind | MountPropagationFlags::REC).unwrap();
-    let mut config = mounted("propagation", "sleep 1000", dir.join("mnt").to_str().unwrap(), false);
+    let mut config = mount_config("propagation", "sleep 1000", dir.join("mnt").to_str().unwrap(), false);
     config.mounts[0].propagation = propagation.into();
-    let id = pod.run(secured(config, |context| context.privileged = true)).await;
+    let id = pod.run(with_security_context(config, |context| context.privileged = true)).await;
     assert_eq!(pod.status(&id).await.mounts[0].propagation(), propagation);
     mount_bind(&source, &place).unwrap();
     let (seen, _) = pod.exec(&id, &["ls", "-A", "/data/place"]).await;
@@ -272,15 +273,15 @@ async fn propagates(pod: &Pod, propagation: MountPropagation) {
 }
 
 async fn mount_with_rprivate_should_not_support_propagation(pod: Pod) {
-    propagates(&pod, MountPropagation::PropagationPrivate).await;
+    check_propagation(&pod, MountPropagation::PropagationPrivate).await;
 }
 
 async fn mount_with_rslave_should_support_propagation_from_host(pod: Pod) {
-    propagates(&pod, MountPropagation::PropagationHostToContainer).await;
+    check_propagation(&pod, MountPropagation::PropagationHostToContainer).await;
 }
 
 async fn mount_with_rshared_is_refused(pod: Pod) {
-    let mut config = mounted("shared", "true", pod.dir.to_str().unwrap(), false);
+    let mut config = mount_config("shared", "true", pod.dir.to_str().unwrap(), false);
     config.mounts[0].propagation = MountPropagation::PropagationBidirectional.into();
     assert_eq!(pod.create(config).await.unwrap_err().code(), Code::InvalidArgument);
 }
@@ -291,7 +292,7 @@ async fn writes_below_a_read_only_mount(pod: &Pod, recursive: bool) {
     let dir = pod.dir.join(format!("recursive-{recursive}"));
     std::fs::create_dir_all(dir.join("tmpfs")).unwrap();
     mount("none", dir.join("tmpfs"), "tmpfs", MountFlags::empty(), None).unwrap();
-    let mut config = mounted("submounts", "sleep 1000", dir.to_str().unwrap(), true);
+    let mut config = mount_config("submounts", "sleep 1000", dir.to_str().unwrap(), true);
     config.mounts[0].recursive_read_only = recursive;
     let id = pod.run(config).await;
     let touch = async |path: &str| pod.try_exec(&id, &["touch", path], 20).await.unwrap();
@@ -318,7 +319,7 @@ async fn should_reject_a_recursive_readonly_mount_that_cannot_be(pod: Pod) {
         (MountPropagation::PropagationBidirectional, true),
         (MountPropagation::PropagationPrivate, false),
     ] {
-        let mut config = mounted("refused", "true", pod.dir.to_str().unwrap(), readonly);
+        let mut config = mount_config("refused", "true", pod.dir.to_str().unwrap(), readonly);
         (config.mounts[0].propagation, config.mounts[0].recursive_read_only) = (propagation.into(), true);
         let refused = pod.create(config).await.unwrap_err();
         assert_eq!(refused.code(), Code::InvalidArgument, "{propagation:?}");
@@ -329,7 +330,7 @@ async fn runtime_should_support_starting_container_with_log(pod: Pod) {
     let long = "x".repeat(20_000);
     let line = format!("echo hello; echo err >&2; echo {long}; echo -n rest");
     let id = pod.run(shell("log", &line)).await;
-    let (status, _) = pod.ended(&id).await;
+    let (status, _) = pod.wait_for_exit(&id).await;
     let text = std::fs::read_to_string(&status.log_path).unwrap();
     for line in text.lines() {
         let fields: Vec<_> = line.splitn(4, ' ').collect();
@@ -376,7 +377,7 @@ async fn runtime_should_output_oom_killed_reason(pod: Pod) {
     let linux = Some(LinuxContainerConfig { resources: Some(resources), ..Default::default() });
     let config = shell("oom", "dd if=/dev/zero of=/dev/null bs=20M");
     let id = pod.run(ContainerConfig { linux, ..config }).await;
-    let (status, _) = pod.ended(&id).await;
+    let (status, _) = pod.wait_for_exit(&id).await;
     assert_eq!((status.exit_code, status.reason.as_str()), (137, "OOMKilled"));
     pod.remove(&id).await;
 }
@@ -395,7 +396,7 @@ fn of_image(name: &str, line: &str, readonly: bool, image_sub_path: &str) -> Con
 async fn image_volume_should_be_read_only_with_its_digest(pod: Pod) {
     let line = "/model/bin/busybox cat /model/model/en/words; touch /model/x; exit 0";
     let id = pod.run(of_image("image-ro", line, true, "")).await;
-    let (status, log) = pod.ended(&id).await;
+    let (status, log) = pod.wait_for_exit(&id).await;
     assert_eq!(log[0], "hello", "programs of the image run");
     assert!(log[1].contains("Read-only file system"), "{log:?}");
     let image = status.mounts[0].image.clone().unwrap();
@@ -437,7 +438,7 @@ async fn runtime_should_support_exec_in_multiple_containers(pod: Pod) {
 }
 
 async fn runtime_should_update_container_resources(pod: Pod) {
-    let config = secured(shell("resize", "sleep 1000"), |context| context.privileged = true);
+    let config = with_security_context(shell("resize", "sleep 1000"), |context| context.privileged = true);
     let id = pod.run(config).await;
     let resources = LinuxContainerResources {
         memory_limit_in_bytes: 32 << 20,

@@ -82,7 +82,7 @@ fn allocated_mib(dir: &Path) -> i64 {
     text.split_whitespace().next().and_then(|mib| mib.parse().ok()).unwrap()
 }
 
-async fn ended(pod: &Pod, id: &str) -> ContainerStatus {
+async fn wait_for_exit(pod: &Pod, id: &str) -> ContainerStatus {
     let ended = eventually_within(BOOT_LIMIT, "the container ends", async || {
         let status = pod.status(id).await;
         (status.state() == ContainerState::ContainerExited).then_some(status)
@@ -115,7 +115,7 @@ pub(crate) async fn disk_pod_passes(daemon: &Daemon) {
     };
     let first = pod.run(config).await;
     assert_eq!(pod.status(&first).await.state(), ContainerState::ContainerRunning, "before its system is up");
-    let status = ended(&pod, &first).await;
+    let status = wait_for_exit(&pod, &first).await;
     assert_eq!((status.exit_code, status.reason.as_str()), (3, "Error"), "{}", status.message);
     assert_eq!(std::fs::read_to_string(&message).unwrap(), "said\n");
     let text = std::fs::read_to_string(&status.log_path).unwrap();
@@ -191,10 +191,10 @@ pub(crate) async fn disk_pod_becomes_an_image(daemon: &Daemon) {
                 systemctl enable coracle-agent.service; touch /etc/cloud/cloud-init.disabled; echo built > /root/built";
     let config = ContainerConfig { mounts: vec![mount("/unit", &scripts, true)], ..shell(0, line) };
     let built = build.run(config).await;
-    let status = ended(&build, &built).await;
+    let status = wait_for_exit(&build, &built).await;
     assert_eq!(status.exit_code, 0, "{}: {:?}", status.message, build.log(&status));
     let failed = build.run(shell(1, "exit 4")).await;
-    assert_eq!(ended(&build, &failed).await.exit_code, 4, "and no image");
+    assert_eq!(wait_for_exit(&build, &failed).await.exit_code, 4, "and no image");
 
     let image = Some(ImageSpec { image: result.clone(), ..ImageSpec::default() });
     let request = PullImageRequest { image, ..PullImageRequest::default() };
@@ -203,7 +203,7 @@ pub(crate) async fn disk_pod_becomes_an_image(daemon: &Daemon) {
     let image = Some(ImageSpec { image: id, user_specified_image: result, ..ImageSpec::default() });
     let line = "cat /root/built; systemctl is-active cloud-init || true";
     let ran = pod.run(ContainerConfig { image, ..shell(0, line) }).await;
-    let status = ended(&pod, &ran).await;
+    let status = wait_for_exit(&pod, &ran).await;
     let log = pod.log(&status);
     assert_eq!((status.exit_code, log.join("\n").as_str()), (0, "built\ninactive"), "{}", status.message);
 }

@@ -69,7 +69,7 @@ pub(crate) fn shell(name: &str, line: &str) -> ContainerConfig {
 }
 
 /// Returns the configuration with a changed security context.
-pub(crate) fn secured(
+pub(crate) fn with_security_context(
     config: ContainerConfig,
     change: impl FnOnce(&mut LinuxContainerSecurityContext),
 ) -> ContainerConfig {
@@ -120,7 +120,7 @@ impl Pod {
     }
 
     /// Waits for the end of a container, and returns its status and its output.
-    pub(crate) async fn ended(&self, id: &str) -> (ContainerStatus, Vec<String>) {
+    pub(crate) async fn wait_for_exit(&self, id: &str) -> (ContainerStatus, Vec<String>) {
         let ended = eventually_within(Duration::from_secs(60), "the container ends", async || {
             let status = self.status(id).await;
             (status.state() == ContainerState::ContainerExited).then_some(status)
@@ -133,7 +133,7 @@ impl Pod {
     /// Runs a container to its end, removes it, and returns its exit code and its output.
     pub(crate) async fn output(&self, config: ContainerConfig) -> (i32, Vec<String>) {
         let id = self.run(config).await;
-        let (status, log) = self.ended(&id).await;
+        let (status, log) = self.wait_for_exit(&id).await;
         self.remove(&id).await;
         // The kubelet removes the log as well.
         std::fs::remove_file(&status.log_path).unwrap();

@@ -4,7 +4,7 @@ use coracle_proto::cri::security_profile::ProfileType;
 use coracle_proto::cri::*;
 use tonic::Code;
 
-use crate::pod::{Pod, Row, secured, shell};
+use crate::pod::{Pod, Row, shell, with_security_context};
 use crate::rows;
 use crate::support::{GROUPS, SET_UID};
 
@@ -38,7 +38,7 @@ pub(crate) fn rows() -> Vec<Row> {
 
 fn pid(name: &str, mode: NamespaceMode, target: &str) -> ContainerConfig {
     let command = ["sleep", "4321"].map(str::to_owned).to_vec();
-    secured(ContainerConfig { command, ..shell(name, "") }, |context| {
+    with_security_context(ContainerConfig { command, ..shell(name, "") }, |context| {
         context.namespace_options = Some(NamespaceOption {
             pid: mode.into(),
             target_id: target.into(),
@@ -79,7 +79,8 @@ fn value(value: i64) -> Option<Int64Value> {
 }
 
 async fn runtime_should_support_run_as_user(pod: Pod) {
-    let id = pod.run(secured(shell("user", "sleep 1000"), |c| c.run_as_user = value(1001))).await;
+    let id =
+        pod.run(with_security_context(shell("user", "sleep 1000"), |c| c.run_as_user = value(1001))).await;
     assert_eq!(pod.exec(&id, &["id", "-u"]).await.0, "1001\n");
     let user = pod.status(&id).await.user.unwrap().linux.unwrap();
     assert_eq!((user.uid, user.gid), (1001, 0));
@@ -87,18 +88,19 @@ async fn runtime_should_support_run_as_user(pod: Pod) {
 }
 
 async fn runtime_should_support_run_as_user_name(pod: Pod) {
-    let config = secured(shell("name", "id -u; id -g"), |c| c.run_as_username = "www-data".into());
+    let config =
+        with_security_context(shell("name", "id -u; id -g"), |c| c.run_as_username = "www-data".into());
     assert_eq!(pod.output(config).await.1, ["33", "33"]);
 }
 
 async fn standard_streams_can_be_opened_by_name(pod: Pod) {
     let line = "echo out >/dev/stdout && echo err >/dev/stderr && cat </dev/stdin";
     for user in [0, 1001] {
-        let config = secured(shell("streams", line), |c| c.run_as_user = value(user));
+        let config = with_security_context(shell("streams", line), |c| c.run_as_user = value(user));
         assert_eq!(pod.output(config).await, (0, vec!["out".to_owned(), "err".to_owned()]), "{user}");
         let name_of_terminal =
             "tty; readlink /proc/self/fd/0; echo out >/dev/stdout && exec stat -Lc %u $(tty)";
-        let config = secured(shell("tty", name_of_terminal), |c| c.run_as_user = value(user));
+        let config = with_security_context(shell("tty", name_of_terminal), |c| c.run_as_user = value(user));
         let (code, lines) = pod.output(ContainerConfig { tty: true, ..config }).await;
         let lines: Vec<_> = lines.iter().map(|line| line.trim().to_owned()).collect();
         let want = ["/dev/pts/0", "/dev/pts/0", "out", &user.to_string()].map(str::to_owned).to_vec();
@@ -107,26 +109,27 @@ async fn standard_streams_can_be_opened_by_name(pod: Pod) {
 }
 
 async fn runtime_should_support_run_as_group(pod: Pod) {
-    let config = secured(shell("group", "id -u; id -g"), |c| {
+    let config = with_security_context(shell("group", "id -u; id -g"), |c| {
         (c.run_as_user, c.run_as_group) = (value(1001), value(1002));
     });
     assert_eq!(pod.output(config).await.1, ["1001", "1002"]);
 }
 
 async fn runtime_should_refuse_run_as_group_without_user(pod: Pod) {
-    let config = secured(shell("group", "true"), |c| c.run_as_group = value(1002));
+    let config = with_security_context(shell("group", "true"), |c| c.run_as_group = value(1002));
     assert_eq!(pod.create(config).await.unwrap_err().code(), Code::InvalidArgument);
 }
 
 async fn runtime_should_support_supplemental_groups(pod: Pod) {
-    let config = secured(shell("groups", "id -G"), |c| c.supplemental_groups = vec![1234, 5678]);
+    let config =
+        with_security_context(shell("groups", "id -G"), |c| c.supplemental_groups = vec![1234, 5678]);
     assert_eq!(pod.output(config).await.1, ["0 1234 5678"]);
 }
 
 fn of_groups(policy: SupplementalGroupsPolicy) -> ContainerConfig {
     let image = Some(ImageSpec { image: GROUPS.into(), ..ImageSpec::default() });
     let name = policy.as_str_name().to_lowercase();
-    secured(ContainerConfig { image, ..shell(&name, "id -G") }, |c| {
+    with_security_context(ContainerConfig { image, ..shell(&name, "id -G") }, |c| {
         (c.run_as_user, c.supplemental_groups) = (value(1000), vec![60_000]);
         c.supplemental_groups_policy = policy.into();
     })
@@ -134,7 +137,7 @@ fn of_groups(policy: SupplementalGroupsPolicy) -> ContainerConfig {
 
 async fn groups_policy_merge_adds_groups_of_the_image(pod: Pod) {
     let id = pod.run(of_groups(SupplementalGroupsPolicy::Merge)).await;
-    let (status, log) = pod.ended(&id).await;
+    let (status, log) = pod.wait_for_exit(&id).await;
     assert_eq!(log, ["1000 50000 60000"]);
     for (policy, want) in [
         (SupplementalGroupsPolicy::Merge, "1000 50000 60000\n"),
@@ -156,19 +159,24 @@ async fn groups_policy_strict_leaves_them_out(pod: Pod) {
 }
 
 async fn runtime_should_support_read_only_root_filesystem(pod: Pod) {
-    let config = secured(shell("root", "touch /tmp/x"), |c| c.readonly_rootfs = true);
+    let config = with_security_context(shell("root", "touch /tmp/x"), |c| c.readonly_rootfs = true);
     assert_ne!(pod.output(config).await.0, 0);
     assert_eq!(pod.output(shell("root", "touch /tmp/x")).await.0, 0);
 }
 
 async fn runtime_should_support_privileged(pod: Pod) {
     let line = "mkdir /tmp/m && mount -t tmpfs none /tmp/m";
-    let config = secured(shell("privileged", line), |c| c.privileged = true);
+    let config = with_security_context(shell("privileged", line), |c| c.privileged = true);
     assert_eq!(pod.output(config).await.0, 0);
     assert_ne!(pod.output(shell("plain", line)).await.0, 0);
-    manages_its_network(&pod, secured(shell("bridge", "sleep 1000"), |c| c.privileged = true), true).await;
+    manages_its_network(
+        &pod,
+        with_security_context(shell("bridge", "sleep 1000"), |c| c.privileged = true),
+        true,
+    )
+    .await;
     let all = "grep CapEff /proc/self/status";
-    let config = secured(shell("privileged", all), |c| c.privileged = true);
+    let config = with_security_context(shell("privileged", all), |c| c.privileged = true);
     assert_eq!(pod.output(config).await.1, ["CapEff:\t000001ffffffffff"]);
 }
 
@@ -191,7 +199,9 @@ async fn runtime_should_support_adding_and_dropping_capabilities(pod: Pod) {
         let own = |list: &[&str]| list.iter().map(|name| (*name).to_owned()).collect();
         let capabilities =
             Capability { add_capabilities: own(add), drop_capabilities: own(drop), ..Capability::default() };
-        secured(shell("caps", "grep CapEff /proc/self/status"), |c| c.capabilities = Some(capabilities))
+        with_security_context(shell("caps", "grep CapEff /proc/self/status"), |c| {
+            c.capabilities = Some(capabilities)
+        })
     };
     let line = |config: ContainerConfig| ContainerConfig {
         command: ["sleep", "1000"].map(str::to_owned).to_vec(),
@@ -219,11 +229,12 @@ async fn runtime_should_support_adding_and_dropping_capabilities(pod: Pod) {
 
 async fn runtime_should_support_masked_paths(pod: Pod) {
     let line = "cat /etc/passwd | wc -c; ls /www | wc -l";
-    let config = secured(shell("masked", line), |c| {
+    let config = with_security_context(shell("masked", line), |c| {
         c.masked_paths = ["/etc/passwd", "/www", "/no/such"].map(str::to_owned).to_vec();
     });
     assert_eq!(pod.output(config).await.1, ["0", "0"]);
-    let config = secured(shell("program", "sleep 1000"), |c| c.masked_paths = vec![SET_UID.into()]);
+    let config =
+        with_security_context(shell("program", "sleep 1000"), |c| c.masked_paths = vec![SET_UID.into()]);
     let id = pod.run(config).await;
     let masked = pod.try_exec(&id, &["/bin/sh", "-c", SET_UID], 20).await.unwrap();
     let said = String::from_utf8_lossy(&masked.stderr).into_owned();
@@ -232,13 +243,14 @@ async fn runtime_should_support_masked_paths(pod: Pod) {
 }
 
 async fn runtime_should_support_readonly_paths(pod: Pod) {
-    let config = secured(shell("readonly", "touch /www/x"), |c| c.readonly_paths = vec!["/www".into()]);
+    let config =
+        with_security_context(shell("readonly", "touch /www/x"), |c| c.readonly_paths = vec!["/www".into()]);
     let (code, log) = pod.output(config).await;
     assert!(code != 0 && log[0].contains("Read-only file system"), "{log:?}");
 }
 
-fn filtered(name: &str, line: &str, profile: Option<(ProfileType, &str)>) -> ContainerConfig {
-    secured(shell(name, line), |c| {
+fn seccomp_config(name: &str, line: &str, profile: Option<(ProfileType, &str)>) -> ContainerConfig {
+    with_security_context(shell(name, line), |c| {
         c.seccomp = profile.map(|(profile_type, localhost_ref)| SecurityProfile {
             profile_type: profile_type.into(),
             localhost_ref: localhost_ref.into(),
@@ -250,14 +262,14 @@ const MODE: &str = "grep ^Seccomp: /proc/self/status";
 
 async fn seccomp_is_unconfined_when_nil_or_unconfined(pod: Pod) {
     for profile in [None, Some((ProfileType::Unconfined, ""))] {
-        assert_eq!(pod.output(filtered("seccomp", MODE, profile)).await.1, ["Seccomp:\t0"]);
+        assert_eq!(pod.output(seccomp_config("seccomp", MODE, profile)).await.1, ["Seccomp:\t0"]);
     }
 }
 
 async fn seccomp_runtime_default_filters(pod: Pod) {
     let profile = Some((ProfileType::RuntimeDefault, ""));
-    assert_eq!(pod.output(filtered("seccomp", MODE, profile)).await.1, ["Seccomp:\t2"]);
-    let with_nnp = secured(filtered("seccomp", MODE, profile), |c| c.no_new_privs = true);
+    assert_eq!(pod.output(seccomp_config("seccomp", MODE, profile)).await.1, ["Seccomp:\t2"]);
+    let with_nnp = with_security_context(seccomp_config("seccomp", MODE, profile), |c| c.no_new_privs = true);
     assert_eq!(pod.output(with_nnp).await.1, ["Seccomp:\t2"]);
 }
 
@@ -266,16 +278,16 @@ async fn seccomp_localhost_profile_blocks_its_calls(pod: Pod) {
     let calls = r#"[{"names": ["chmod", "fchmodat", "fchmodat2"], "action": "SCMP_ACT_ERRNO"}]"#;
     std::fs::write(&file, format!(r#"{{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": {calls}}}"#)).unwrap();
     let profile = Some((ProfileType::Localhost, file.to_str().unwrap()));
-    let (code, log) = pod.output(filtered("seccomp", "chmod 400 /tmp", profile)).await;
+    let (code, log) = pod.output(seccomp_config("seccomp", "chmod 400 /tmp", profile)).await;
     assert!(code != 0 && log[0].contains("Operation not permitted"), "{log:?}");
-    let missing = filtered("seccomp", "true", Some((ProfileType::Localhost, "/no/such.json")));
+    let missing = seccomp_config("seccomp", "true", Some((ProfileType::Localhost, "/no/such.json")));
     assert_eq!(pod.create(missing).await.unwrap_err().code(), Code::InvalidArgument);
 }
 
 async fn seccomp_sethostname_needs_sys_admin(pod: Pod) {
     let line = "hostname other && hostname";
     let admin = |profile| {
-        secured(filtered("hostname", line, profile), |c| {
+        with_security_context(seccomp_config("hostname", line, profile), |c| {
             let add_capabilities = vec!["SYS_ADMIN".into()];
             c.capabilities = Some(Capability { add_capabilities, ..Capability::default() });
         })
@@ -286,12 +298,12 @@ async fn seccomp_sethostname_needs_sys_admin(pod: Pod) {
     std::fs::write(&file, format!(r#"{{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": {calls}}}"#)).unwrap();
     let blocked = admin(Some((ProfileType::Localhost, file.to_str().unwrap())));
     assert_ne!(pod.output(blocked).await.0, 0);
-    pod.output(secured(shell("undo", "hostname security"), |c| c.privileged = true)).await;
+    pod.output(with_security_context(shell("undo", "hostname security"), |c| c.privileged = true)).await;
 }
 
 async fn seccomp_is_ignored_for_privileged_containers(pod: Pod) {
-    let config = filtered("seccomp", MODE, Some((ProfileType::RuntimeDefault, "")));
-    let config = secured(config, |c| c.privileged = true);
+    let config = seccomp_config("seccomp", MODE, Some((ProfileType::RuntimeDefault, "")));
+    let config = with_security_context(config, |c| c.privileged = true);
     assert_eq!(pod.output(config).await.1, ["Seccomp:\t0"]);
 }
 
@@ -299,7 +311,7 @@ async fn seccomp_is_ignored_for_privileged_containers(pod: Pod) {
 async fn privilege_escalation_is_allowed_unless_no_new_privs(pod: Pod) {
     for (no_new_privs, shown) in [(true, "1"), (false, "0")] {
         let line = format!("grep NoNewPrivs /proc/self/status; {SET_UID} -c 1 127.0.0.1 >/dev/null 2>&1");
-        let config = secured(shell("nnp", &line), |c| {
+        let config = with_security_context(shell("nnp", &line), |c| {
             (c.no_new_privs, c.run_as_user) = (no_new_privs, value(1000));
         });
         let (code, log) = pod.output(config).await;
@@ -308,8 +320,9 @@ async fn privilege_escalation_is_allowed_unless_no_new_privs(pod: Pod) {
 }
 
 async fn host_ipc_and_host_network_are_refused(pod: Pod) {
-    let with =
-        |options: NamespaceOption| secured(shell("host", "true"), |c| c.namespace_options = Some(options));
+    let with = |options: NamespaceOption| {
+        with_security_context(shell("host", "true"), |c| c.namespace_options = Some(options))
+    };
     let node = i32::from(NamespaceMode::Node);
     for options in [
         NamespaceOption { ipc: node, ..NamespaceOption::default() },

@@ -115,7 +115,7 @@ async fn attach_closes_input_that_is_for_one_session(pod: Pod) {
     let Some(child) = client("exec", &args) else { return };
     let (output, _) = finish(child, b"hello\n").await;
     assert!(output.starts_with("hello\n"), "{output}");
-    let (status, log) = pod.ended(&id).await;
+    let (status, log) = pod.wait_for_exit(&id).await;
     assert_eq!((status.exit_code, log), (4, ["hello", "ended"].map(str::to_owned).to_vec()));
     pod.remove(&id).await;
 }

@@ -5,7 +5,7 @@ use std::os::unix::fs::{MetadataExt as _, chown};
 use coracle_proto::cri::*;
 use tonic::Code;
 
-use crate::pod::{Pod, Row, secured, shell};
+use crate::pod::{Pod, Row, shell, with_security_context};
 use crate::rows;
 use crate::support::{Daemon, IMAGE};
 
@@ -99,20 +99,22 @@ async fn runtime_should_support_namespace_mode_node(pod: Pod) {
     let made = pod.kubelet.clone().runtime.run_pod_sandbox(request).await.unwrap().into_inner();
     let pod = Pod { id: made.pod_sandbox_id, config, ..pod };
     let line = shell("node", "cat /proc/self/uid_map | tr -s ' ' | sed 's/^ //'");
-    let container = secured(line, |context| context.namespace_options = of_node());
+    let container = with_security_context(line, |context| context.namespace_options = of_node());
     assert_eq!(pod.output(container).await, (0, vec!["0 0 4294967295".to_owned()]));
 }
 
 /// Returns a container in the user namespace of its pod.
-fn mapped(name: &str, line: &str) -> ContainerConfig {
+fn user_namespace_config(name: &str, line: &str) -> ContainerConfig {
     let ids = mapping(0, FIRST, LENGTH);
-    secured(shell(name, line), |context| context.namespace_options = namespaces(NamespaceMode::Pod, ids))
+    with_security_context(shell(name, line), |context| {
+        context.namespace_options = namespaces(NamespaceMode::Pod, ids)
+    })
 }
 
 async fn runtime_should_support_namespace_mode_pod(pod: Pod) {
     let line = "cat /proc/self/uid_map /proc/self/gid_map | tr -s ' ' | sed 's/^ //'";
     let map = format!("0 {FIRST} {LENGTH}");
-    assert_eq!(pod.output(mapped("map", line)).await, (0, vec![map.clone(), map]));
+    assert_eq!(pod.output(user_namespace_config("map", line)).await, (0, vec![map.clone(), map]));
 }
 
 async fn containers_without_the_namespace_of_their_pod_are_refused(pod: Pod) {
@@ -127,15 +129,19 @@ async fn root_of_a_container_owns_its_image_and_files(pod: Pod) {
     let image = Some(ImageSpec { image: IMAGE.into(), ..ImageSpec::default() });
     let (container_path, image_sub_path) = ("/model".to_owned(), "model/en".to_owned());
     let model = Mount { container_path, image_sub_path, image, readonly: true, ..Mount::default() };
-    let (code, lines) = pod.output(ContainerConfig { mounts: vec![model], ..mapped("owner", line) }).await;
+    let (code, lines) =
+        pod.output(ContainerConfig { mounts: vec![model], ..user_namespace_config("owner", line) }).await;
     let root = "0:0".to_owned();
     let want = [vec![root.clone(); 8], vec!["7:8".into(), "text".into(), root, "0".into()]].concat();
     assert_eq!((code, lines), (0, want));
 }
 
 async fn users_of_a_container_are_those_of_its_image(pod: Pod) {
-    let user = secured(
-        mapped("user", "id -u; id -g; touch /tmp/own && stat -c %u /tmp/own; cat /proc/self/status"),
+    let user = with_security_context(
+        user_namespace_config(
+            "user",
+            "id -u; id -g; touch /tmp/own && stat -c %u /tmp/own; cat /proc/self/status",
+        ),
         {
             |context| {
                 context.run_as_user = Some(Int64Value { value: 1000 });
@@ -170,7 +176,7 @@ fn volume(pod: &Pod, name: &str, container_path: &str, mode: u32, has_ids: bool)
 async fn owners_of_volumes_are_those_of_the_container(pod: Pod) {
     let line = "stat -c %u:%g /data /data/file /data/foreign; touch /data/new; mkdir -p /data/deep/er; \
                 chown 5:6 /data/new; stat -c %u:%g /data/new; cd /raw && stat -c %u:%g . ; touch /raw/new || echo no";
-    let mut config = mapped("volumes", line);
+    let mut config = user_namespace_config("volumes", line);
     config.mounts =
         vec![volume(&pod, "data", "/data", 0o755, true), volume(&pod, "raw", "/raw", 0o755, false)];
     let data = pod.dir.join("data");
@@ -187,7 +193,7 @@ async fn owners_of_volumes_are_those_of_the_container(pod: Pod) {
 }
 
 async fn ids_of_a_mount_that_are_not_the_pods_are_refused(pod: Pod) {
-    let mut config = mapped("others", "true");
+    let mut config = user_namespace_config("others", "true");
     let others = mapping(0, FIRST + LENGTH, LENGTH);
     let mount = volume(&pod, "others", "/data", 0o755, true);
     config.mounts = vec![Mount { uid_mappings: others.clone(), gid_mappings: others, ..mount }];
@@ -200,7 +206,7 @@ async fn root_of_a_container_has_no_rights_over_the_guest(pod: Pod) {
                 mknod /dev/disk b 254 0 2>/dev/null && echo device; \
                 ip link set lo down 2>/dev/null && echo network; \
                 mount -t tmpfs none /mnt 2>/dev/null && echo mounted; echo done";
-    let config = secured(mapped("rights", line), |context| {
+    let config = with_security_context(user_namespace_config("rights", line), |context| {
         let add_capabilities = vec!["SYS_ADMIN".to_owned(), "NET_ADMIN".to_owned()];
         context.capabilities = Some(Capability { add_capabilities, ..Capability::default() });
     });
@@ -208,17 +214,22 @@ async fn root_of_a_container_has_no_rights_over_the_guest(pod: Pod) {
 }
 
 async fn terminals_belong_to_the_container(pod: Pod) {
-    let config =
-        ContainerConfig { tty: true, ..mapped("tty", "stat -c %u:%g $(tty); echo out >/dev/stdout") };
+    let config = ContainerConfig {
+        tty: true,
+        ..user_namespace_config("tty", "stat -c %u:%g $(tty); echo out >/dev/stdout")
+    };
     let (code, lines) = pod.output(config).await;
     let lines: Vec<_> = lines.iter().map(|line| line.trim()).collect();
     assert_eq!((code, lines.as_slice()), (0, ["0:5", "out"].as_slice()));
     let line = "echo out >/dev/stdout && echo err >/dev/stderr";
-    assert_eq!(pod.output(mapped("pipes", line)).await, (0, vec!["out".to_owned(), "err".to_owned()]));
+    assert_eq!(
+        pod.output(user_namespace_config("pipes", line)).await,
+        (0, vec!["out".to_owned(), "err".to_owned()])
+    );
 }
 
 async fn runtime_should_support_port_80(pod: Pod) {
-    let id = pod.run(mapped("web", "exec httpd -f -p 80 -h /www")).await;
+    let id = pod.run(user_namespace_config("web", "exec httpd -f -p 80 -h /www")).await;
     let page =
         coracle_testkit::eventually_within(std::time::Duration::from_secs(20), "the page", async || {
             let fetched = pod.try_exec(&id, &["wget", "-qO-", "http://127.0.0.1/"], 10).await.ok()?;

@@ -52,7 +52,7 @@ fn hostile(why: &str) -> ImageError {
     ImageError::hostile(format!("archive of a snapshot: {why}"))
 }
 
-fn failed(e: io::Error) -> ImageError {
+fn spool_error(e: io::Error) -> ImageError {
     ImageError::io("spool", "the archive of a snapshot", e)
 }
 
@@ -63,7 +63,7 @@ pub(super) fn spool(
     level: i32,
     folder: &Path,
 ) -> Result<Spooled, ImageError> {
-    std::fs::create_dir_all(folder).map_err(failed)?;
+    std::fs::create_dir_all(folder).map_err(spool_error)?;
     let packing = Packing { version, level, folder };
     let mut magic = [0; 2];
     input.read_exact(&mut magic).map_err(|_| hostile("it is empty"))?;
@@ -155,7 +155,7 @@ fn blob(
     level: Option<i32>,
     folder: &Path,
 ) -> Result<SpooledBlob, ImageError> {
-    let file = tempfile::Builder::new().prefix(".coracle-").tempfile_in(folder).map_err(failed)?;
+    let file = tempfile::Builder::new().prefix(".coracle-").tempfile_in(folder).map_err(spool_error)?;
     let mut out = HashingWriter { to: file.as_file(), hasher: Hasher::default() };
     let copied = match level {
         None => io::copy(&mut body.take(raw), &mut out),
@@ -211,13 +211,13 @@ fn body(file: &RemoteFile, fetched: &Path) -> Result<(File, u64), ImageError> {
     let (body, bytes) = match file.blobs.as_slice() {
         [blob] if !file.packed => (open(blob)?, blob.bytes),
         blobs => {
-            let mut whole = tempfile::tempfile_in(fetched).map_err(failed)?;
+            let mut whole = tempfile::tempfile_in(fetched).map_err(spool_error)?;
             let mut bytes = 0;
             for blob in blobs {
                 let left = file.body_bytes.unwrap_or(DISK_MAX).saturating_sub(bytes).saturating_add(1);
                 bytes += append(open(blob)?, file.packed, left, &mut whole)?;
             }
-            whole.rewind().map_err(failed)?;
+            whole.rewind().map_err(spool_error)?;
             (whole, bytes)
         }
     };
@@ -233,14 +233,14 @@ fn body(file: &RemoteFile, fetched: &Path) -> Result<(File, u64), ImageError> {
 /// Appends up to `bytes_max` bytes of a blob.
 fn append(blob: File, packed: bool, bytes_max: u64, to: &mut File) -> Result<u64, ImageError> {
     if !packed {
-        return io::copy(&mut blob.take(bytes_max), to).map_err(failed);
+        return io::copy(&mut blob.take(bytes_max), to).map_err(spool_error);
     }
     let unpacked = zstd::Decoder::new(blob).and_then(|mut packed| {
         packed.window_log_max(27)?;
         io::copy(&mut packed.take(bytes_max), to)
     });
     unpacked.map_err(|e| match e.raw_os_error() {
-        Some(_) => failed(e),
+        Some(_) => spool_error(e),
         None => hostile("a chunk cannot be decompressed"),
     })
 }
@@ -282,7 +282,7 @@ mod tests {
     }
 
     /// Directory with all blobs, as a pull leaves it.
-    fn fetched(spooled: &Spooled) -> tempfile::TempDir {
+    fn fetched_dir(spooled: &Spooled) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         for blob in spooled.files.iter().flat_map(|f| &f.blobs) {
             std::fs::copy(&blob.file, dir.path().join(blob.digest.hex())).unwrap();
@@ -331,7 +331,7 @@ mod tests {
             let (config, manifest) = wire::write(&spooled, version);
             let json = |bytes: &[u8]| serde_json::from_slice::<Value>(bytes).unwrap();
             let remote = wire::read(&json(&manifest), &json(&config)).unwrap();
-            let (fetched, mut back) = (fetched(&spooled), Vec::new());
+            let (fetched, mut back) = (fetched_dir(&spooled), Vec::new());
             assert_eq!(write(&remote, "vm", fetched.path(), &mut back).unwrap(), 3_000_002);
             let again = spool(back.as_slice(), CocoonVersion::V1, 1).unwrap();
             let map = |(map, size): &(String, u64)| (serde_json::from_str::<Value>(map).unwrap(), *size);
@@ -401,7 +401,7 @@ mod tests {
         }
         let mut remote = wire::read(&good.0, &good.1).unwrap();
         remote.files[0].body_bytes = Some(1_499_999);
-        let fetched = fetched(&spooled);
+        let fetched = fetched_dir(&spooled);
         assert!(write(&remote, "vm", fetched.path(), &mut Vec::new()).is_err(), "another length");
     }
 

@@ -81,7 +81,7 @@ pub(super) fn write(spooled: &Spooled, version: CocoonVersion) -> (Vec<u8>, Vec<
         config.insert(to.into(), spooled.config[from].clone());
     }
     let files: Map<String, Value> =
-        spooled.files.iter().map(|f| (f.title.clone(), about(f, version))).collect();
+        spooled.files.iter().map(|f| (f.title.clone(), file_properties(f, version))).collect();
     config.insert("files".into(), files.into());
     config.insert("createdAt".into(), spooled.config["created_at"].clone());
     let config = Value::Object(config).to_string().into_bytes();
@@ -104,7 +104,7 @@ pub(super) fn write(spooled: &Spooled, version: CocoonVersion) -> (Vec<u8>, Vec<
     (config, manifest.to_string().into_bytes())
 }
 
-fn about(file: &SpooledFile, version: CocoonVersion) -> Value {
+fn file_properties(file: &SpooledFile, version: CocoonVersion) -> Value {
     let mut about = json!({"mode": file.mode});
     if let Some((map, size)) = &file.sparse {
         about["sparseMap"] = serde_json::from_str(map).unwrap_or_default();
@@ -174,12 +174,12 @@ pub(super) fn read(manifest: &Value, config: &Value) -> Result<Remote, ImageErro
         }
         files[at].blobs.push(blob);
     }
-    whole(manifest, config, &files)?;
+    check_complete(manifest, config, &files)?;
     Ok(Remote { config: config.clone(), files })
 }
 
 /// Fails when a file or a chunk is missing.
-fn whole(manifest: &Value, config: &Value, files: &[RemoteFile]) -> Result<(), ImageError> {
+fn check_complete(manifest: &Value, config: &Value, files: &[RemoteFile]) -> Result<(), ImageError> {
     let named = config["files"].as_object().into_iter().flat_map(|all| all.keys());
     if named.into_iter().any(|name| files.iter().all(|f| f.title != *name)) {
         return Err(invalid("list of files: a file has no layer"));

@@ -105,7 +105,7 @@ mod tests {
 
     use super::*;
 
-    fn framed(parts: &[(&[u8; 4], usize, &[u8])]) -> Vec<u8> {
+    fn lz4_frames(parts: &[(&[u8; 4], usize, &[u8])]) -> Vec<u8> {
         let mut all = Vec::new();
         for (magic, raw, bytes) in parts {
             all.extend_from_slice(*magic);
@@ -136,22 +136,22 @@ mod tests {
         // Fifteen literals and five more.
         let long = [&[0xf0, 5][..], &[b'z'; 20]].concat();
         for (why, stream, want) in [
-            ("empty", framed(&[END]), Some(Vec::new())),
-            ("stored", framed(&[(b"bv4-", 3, b"xyz"), END]), Some(b"xyz".to_vec())),
-            ("a run", framed(&[(b"bv41", 13, run), END]), Some(b"abcabcabcabc!".to_vec())),
+            ("empty", lz4_frames(&[END]), Some(Vec::new())),
+            ("stored", lz4_frames(&[(b"bv4-", 3, b"xyz"), END]), Some(b"xyz".to_vec())),
+            ("a run", lz4_frames(&[(b"bv41", 13, run), END]), Some(b"abcabcabcabc!".to_vec())),
             (
                 "back into the last block",
-                framed(&[(b"bv4-", 12, b"hello worlds"), (b"bv41", 5, back), END]),
+                lz4_frames(&[(b"bv4-", 12, b"hello worlds"), (b"bv41", 5, back), END]),
                 Some(b"hello worldshell.".to_vec()),
             ),
-            ("many literals", framed(&[(b"bv41", 20, &long), END]), Some(vec![b'z'; 20])),
-            ("no end", framed(&[(b"bv4-", 3, b"xyz")]), None),
-            ("bytes behind the end mark", framed(&[END, END]), None),
-            ("another mark", framed(&[(b"bvx2", 3, b"xyz"), END]), None),
-            ("longer than announced", framed(&[(b"bv41", 12, run), END]), None),
-            ("shorter than announced", framed(&[(b"bv41", 14, run), END]), None),
-            ("reference before the beginning", framed(&[(b"bv41", 5, back), END]), None),
-            ("endless", framed(&[(b"bv4-", 1 << 30, b""), END]), None),
+            ("many literals", lz4_frames(&[(b"bv41", 20, &long), END]), Some(vec![b'z'; 20])),
+            ("no end", lz4_frames(&[(b"bv4-", 3, b"xyz")]), None),
+            ("bytes behind the end mark", lz4_frames(&[END, END]), None),
+            ("another mark", lz4_frames(&[(b"bvx2", 3, b"xyz"), END]), None),
+            ("longer than announced", lz4_frames(&[(b"bv41", 12, run), END]), None),
+            ("shorter than announced", lz4_frames(&[(b"bv41", 14, run), END]), None),
+            ("reference before the beginning", lz4_frames(&[(b"bv41", 5, back), END]), None),
+            ("endless", lz4_frames(&[(b"bv4-", 1 << 30, b""), END]), None),
         ] {
             assert_eq!(raw(&stream).ok(), want, "{why}");
         }
@@ -172,7 +172,7 @@ mod tests {
 
         #[test]
         fn unpack_fuzz_does_not_panic(block in proptest::collection::vec(any::<u8>(), 0..300), length in 0usize..500) {
-            let _either = raw(&framed(&[(b"bv41", length, &block), END]));
+            let _either = raw(&lz4_frames(&[(b"bv41", length, &block), END]));
             let _either = raw(&block);
         }
     }

@@ -77,10 +77,10 @@ pub(in super::super) async fn push_tart(
     let architecture = coracle_oci::Platform::host().architecture;
     let settings = settings(&architecture).to_string();
     let config = image_config(&architecture).to_string().into_bytes();
-    let mut layers = vec![small(&session, "config.v1", Bytes::from(settings)).await?];
+    let mut layers = vec![push_small_blob(&session, "config.v1", Bytes::from(settings)).await?];
     let moved: Vec<u64> = parts.iter().filter_map(|(_, moved)| *moved).collect();
     layers.extend(parts.into_iter().map(|(layer, _)| layer));
-    layers.push(small(&session, "nvram.v1", Bytes::from_static(NVRAM)).await?);
+    layers.push(push_small_blob(&session, "nvram.v1", Bytes::from_static(NVRAM)).await?);
     let chunks = layers.len() - 2;
     let manifest = json!({
         "schemaVersion": 2,
@@ -116,7 +116,7 @@ fn settings(architecture: &str) -> Value {
 }
 
 /// Pushes a blob that fits into memory, and returns its descriptor.
-async fn small(session: &Session, kind: &str, blob: Bytes) -> Result<Value, ImageError> {
+async fn push_small_blob(session: &Session, kind: &str, blob: Bytes) -> Result<Value, ImageError> {
     let (digest, size) = (Digest::of(&blob), blob.len());
     let quiet: SentBytes = Arc::new(|_| {});
     session.offer_blob(&digest, &Payload::Bytes(blob), None, &quiet).await?;

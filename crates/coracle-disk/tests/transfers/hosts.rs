@@ -12,7 +12,7 @@ use coracle_image::{ImageError, PullOptions, PushOptions, StoreOptions};
 use coracle_oci::{Credentials, Digest, OciError, Reference, Registries, Timeouts};
 use coracle_testkit::{LIMIT, eventually_blocking, registry::DebianRegistry};
 
-use crate::common::{Bench, Layer, Parts, Stored, have, noise, options, progress, push};
+use crate::common::{Bench, Layer, Parts, Stored, has_programs, noise, options, progress, push};
 
 fn parts() -> Parts {
     Parts::new(vec![Stored::gzip(&Layer::new().file("f", "content").tar())])
@@ -23,7 +23,7 @@ fn anonymous() -> PullOptions {
 }
 
 /// Loads a configuration directory with these files.
-fn configured(files: &[(&str, String)]) -> Registries {
+fn load_registries(files: &[(&str, String)]) -> Registries {
     let dir = tempfile::tempdir().unwrap();
     for (registry, text) in files {
         fs::create_dir(dir.path().join(registry)).unwrap();
@@ -40,19 +40,19 @@ fn bench(registries: Registries) -> Bench {
 }
 
 /// Address on which no process listens.
-fn dead() -> SocketAddr {
+fn closed_address() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
 #[tokio::test]
 async fn mirror_answers_for_an_unreachable_registry() {
-    if !have(&["docker-registry", "skopeo"]) {
+    if !has_programs(&["docker-registry", "skopeo"]) {
         return;
     }
     let (mirror, empty) = (DebianRegistry::start().unwrap(), DebianRegistry::start().unwrap());
     let parts = parts();
     push(&mirror, &parts, "team/thing:1", None);
-    let dead = dead();
+    let dead = closed_address();
     let text = format!(
         "server = 'http://{dead}'\n[host.'http://{}']\ncapabilities = ['pull', 'resolve']\n\
          [host.'http://{}']\ncapabilities = ['pull', 'resolve']\n",
@@ -60,7 +60,7 @@ async fn mirror_answers_for_an_unreachable_registry() {
         mirror.address()
     );
     for directory in ["registry.test", "_default"] {
-        let bench = bench(configured(&[(directory, text.clone())]));
+        let bench = bench(load_registries(&[(directory, text.clone())]));
         let name = "registry.test/team/thing:1".parse().unwrap();
         let image = bench.store.pull(&name, &anonymous(), progress()).await.unwrap();
         assert_eq!(image.digest, Digest::of(&parts.manifest), "the empty mirror is passed over");
@@ -70,7 +70,7 @@ async fn mirror_answers_for_an_unreachable_registry() {
 
 #[tokio::test]
 async fn mirror_without_resolve_is_asked_by_digest() {
-    if !have(&["docker-registry", "skopeo"]) {
+    if !has_programs(&["docker-registry", "skopeo"]) {
         return;
     }
     let (origin, mirror) = (DebianRegistry::start().unwrap(), DebianRegistry::start().unwrap());
@@ -82,7 +82,7 @@ async fn mirror_without_resolve_is_asked_by_digest() {
         let (origin, mirror) = (origin.address(), mirror.address());
         let text =
             format!("server = 'http://{origin}'\n[host.'http://{mirror}']\ncapabilities = {capabilities}");
-        configured(&[("registry.test", text)])
+        load_registries(&[("registry.test", text)])
     };
     let name = "registry.test/thing:1".parse().unwrap();
     for (capabilities, want) in [("['pull', 'resolve']", &stale), ("['pull']", &right)] {
@@ -94,7 +94,7 @@ async fn mirror_without_resolve_is_asked_by_digest() {
 
 #[tokio::test]
 async fn push_skips_mirrors_without_the_capability() {
-    if !have(&["docker-registry", "skopeo"]) {
+    if !has_programs(&["docker-registry", "skopeo"]) {
         return;
     }
     let (origin, mirror) = (DebianRegistry::start().unwrap(), DebianRegistry::start().unwrap());
@@ -103,7 +103,7 @@ async fn push_skips_mirrors_without_the_capability() {
         origin.address(),
         mirror.address()
     );
-    let registries = configured(&[("registry.test", text)]);
+    let registries = load_registries(&[("registry.test", text)]);
     let bench = bench(registries.clone());
     let image = bench.import(&parts()).await.unwrap();
     let target: Reference = "registry.test/pushed:1".parse().unwrap();
@@ -133,7 +133,7 @@ async fn push_skips_mirrors_without_the_capability() {
 }
 
 /// Address of this host that is not loopback, found without sending a packet.
-fn outer() -> Option<std::net::IpAddr> {
+fn external_address() -> Option<std::net::IpAddr> {
     let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
     socket.connect("192.0.2.1:9").ok()?;
     socket.local_addr().ok().map(|address| address.ip()).filter(|ip| !ip.is_loopback())
@@ -167,7 +167,7 @@ impl Drop for Raw {
 }
 
 /// Pushes an image and pulls it into another store, both with `registries`.
-async fn there_and_back(registry: &str, registries: Registries) -> Result<(), ImageError> {
+async fn push_and_pull(registry: &str, registries: Registries) -> Result<(), ImageError> {
     let bench = bench(registries.clone());
     let image = bench.import(&parts()).await?;
     let target: Reference = format!("{registry}/round/trip:1").parse()?;
@@ -181,20 +181,20 @@ async fn there_and_back(registry: &str, registries: Registries) -> Result<(), Im
 
 #[tokio::test]
 async fn plain_http_registry_needs_configuration() {
-    let Some(ip) = outer().filter(|_| have(&["docker-registry"])) else { return };
+    let Some(ip) = external_address().filter(|_| has_programs(&["docker-registry"])) else { return };
     let dir = tempfile::tempdir().unwrap();
     let address = TcpListener::bind((ip, 0)).unwrap().local_addr().unwrap();
     let _registry = Raw::start(dir.path(), address, "");
     let name = address.to_string();
-    let refused = there_and_back(&name, Registries::default()).await.unwrap_err();
+    let refused = push_and_pull(&name, Registries::default()).await.unwrap_err();
     assert!(matches!(refused, ImageError::Oci(OciError::Network { .. })), "TLS is spoken: {refused}");
     let text = format!("server = 'http://{address}'\n");
-    there_and_back(&name, configured(&[(&name, text)])).await.unwrap();
+    push_and_pull(&name, load_registries(&[(&name, text)])).await.unwrap();
 }
 
 #[tokio::test]
 async fn private_authority_is_trusted_by_configuration() {
-    if !have(&["docker-registry"]) {
+    if !has_programs(&["docker-registry"]) {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -206,14 +206,14 @@ async fn private_authority_is_trusted_by_configuration() {
     let tls = format!("  tls:\n    certificate: {}\n    key: {}\n", certificate.display(), key.display());
     let _registry = Raw::start(dir.path(), address, &tls);
     let name = format!("localhost:{}", address.port());
-    let config = |line: &str| configured(&[(&name, format!("server = 'https://{name}'\n{line}\n"))]);
-    let refused = there_and_back(&name, config("")).await.unwrap_err();
+    let config = |line: &str| load_registries(&[(&name, format!("server = 'https://{name}'\n{line}\n"))]);
+    let refused = push_and_pull(&name, config("")).await.unwrap_err();
     assert!(matches!(refused, ImageError::Oci(OciError::Network { .. })), "an unknown authority: {refused}");
-    there_and_back(&name, config(&format!("ca = '{}'", certificate.display()))).await.unwrap();
-    there_and_back(&name, config("skip_verify = true")).await.unwrap();
+    push_and_pull(&name, config(&format!("ca = '{}'", certificate.display()))).await.unwrap();
+    push_and_pull(&name, config("skip_verify = true")).await.unwrap();
     // Without a hosts.toml, as for docker: the file of the certificate authority is in the directory.
     let docker = tempfile::tempdir().unwrap();
     fs::create_dir(docker.path().join(&name)).unwrap();
     fs::copy(&certificate, docker.path().join(&name).join("ca.crt")).unwrap();
-    there_and_back(&name, Registries::load(docker.path()).unwrap().0).await.unwrap();
+    push_and_pull(&name, Registries::load(docker.path()).unwrap().0).await.unwrap();
 }

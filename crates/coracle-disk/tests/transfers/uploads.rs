@@ -80,14 +80,14 @@ impl Running {
         format!("{}/a/b:1", self.server.address).parse().unwrap()
     }
 
-    fn seen(&self, what: &str) -> usize {
+    fn request_count(&self, what: &str) -> usize {
         self.server.state.lock().unwrap().seen.iter().filter(|s| s.starts_with(what)).count()
     }
 }
 
 impl Server {
     /// Records a request. `Err` when it has no valid token.
-    fn enter(&self, what: &str, headers: &HeaderMap) -> Result<(), Box<Response>> {
+    fn record_request(&self, what: &str, headers: &HeaderMap) -> Result<(), Box<Response>> {
         let mut state = self.state.lock().unwrap();
         state.seen.push(what.to_owned());
         if self.fault != Fault::ShortTokens {
@@ -133,7 +133,7 @@ async fn token(State(server): State<Arc<Server>>) -> Response {
 }
 
 async fn blob(State(server): State<Arc<Server>>, Path(digest): Path<Digest>, headers: HeaderMap) -> Response {
-    if let Err(refused) = server.enter("blob", &headers) {
+    if let Err(refused) = server.record_request("blob", &headers) {
         return *refused;
     }
     let found = server.state.lock().unwrap().blobs.get(&digest).cloned();
@@ -141,7 +141,7 @@ async fn blob(State(server): State<Arc<Server>>, Path(digest): Path<Digest>, hea
 }
 
 async fn begin(State(server): State<Arc<Server>>, headers: HeaderMap) -> Response {
-    if let Err(refused) = server.enter("begin", &headers) {
+    if let Err(refused) = server.record_request("begin", &headers) {
         return *refused;
     }
     let id = {
@@ -155,7 +155,7 @@ async fn begin(State(server): State<Arc<Server>>, headers: HeaderMap) -> Respons
 }
 
 async fn status(State(server): State<Arc<Server>>, Path(id): Path<usize>, headers: HeaderMap) -> Response {
-    if let Err(refused) = server.enter("status", &headers) {
+    if let Err(refused) = server.record_request("status", &headers) {
         return *refused;
     }
     let known = server.state.lock().unwrap().uploads.contains_key(&id);
@@ -168,7 +168,7 @@ async fn append(
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
-    if let Err(refused) = server.enter("append", &headers) {
+    if let Err(refused) = server.record_request("append", &headers) {
         return *refused;
     }
     if body.is_empty() {
@@ -185,7 +185,7 @@ async fn finish(
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
-    if let Err(refused) = server.enter("finish", &headers) {
+    if let Err(refused) = server.record_request("finish", &headers) {
         return *refused;
     }
     let digest: Digest = query["digest"].parse().unwrap();
@@ -212,7 +212,7 @@ async fn manifest(
     Path(name): Path<String>,
     headers: HeaderMap,
 ) -> Response {
-    if let Err(refused) = server.enter("manifest", &headers) {
+    if let Err(refused) = server.record_request("manifest", &headers) {
         return *refused;
     }
     let found = server.state.lock().unwrap().manifests.get(&name).cloned();
@@ -225,7 +225,7 @@ async fn put_manifest(
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
-    if let Err(refused) = server.enter("put-manifest", &headers) {
+    if let Err(refused) = server.record_request("put-manifest", &headers) {
         return *refused;
     }
     server.state.lock().unwrap().manifests.insert(name, body.to_vec());
@@ -256,7 +256,7 @@ async fn push_image(running: &Running) -> Digest {
 async fn image_push_renews_expired_tokens() {
     let running = Running::start(Fault::ShortTokens).await;
     push_image(&running).await;
-    assert!(running.seen("refused finish") >= 2, "a token expired before each body");
+    assert!(running.request_count("refused finish") >= 2, "a token expired before each body");
 }
 
 #[tokio::test]
@@ -283,12 +283,20 @@ async fn disk_transfer_renews_expired_tokens() {
 async fn push_finishes_a_complete_upload() {
     let running = Running::start(Fault::LostBeforeEnd).await;
     push_image(&running).await;
-    assert_eq!((running.seen("begin"), running.seen("append")), (2, 0), "two blobs, begun once each");
+    assert_eq!(
+        (running.request_count("begin"), running.request_count("append")),
+        (2, 0),
+        "two blobs, begun once each"
+    );
 }
 
 #[tokio::test]
 async fn push_finds_the_blob_after_a_lost_response() {
     let running = Running::start(Fault::LostAfterEnd).await;
     push_image(&running).await;
-    assert_eq!((running.seen("begin"), running.seen("finish")), (2, 2), "two blobs, sent once each");
+    assert_eq!(
+        (running.request_count("begin"), running.request_count("finish")),
+        (2, 2),
+        "two blobs, sent once each"
+    );
 }

@@ -18,7 +18,7 @@ use super::whole_life::{IMAGE, open};
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// The call that starts the VM is never answered: a forced deletion ends the VMM.
-pub(crate) fn is_deleted_while_it_starts(
+pub(crate) fn check_deletion_while_starting(
     machine: &Machine,
     driver: impl Fn() -> Arc<dyn Driver> + Send + Sync,
 ) {
@@ -47,7 +47,7 @@ pub(crate) fn is_deleted_while_it_starts(
 }
 
 /// A call to a running VM is never answered: a stop still ends the VMM, and so does a forced deletion.
-pub(crate) fn is_stopped_while_it_runs(
+pub(crate) fn check_stop_while_running(
     machine: &Machine,
     driver: impl Fn() -> Arc<dyn Driver> + Send + Sync,
 ) {

@@ -25,7 +25,7 @@ impl Machine {
     }
 
     /// Returns a stand-in that never answers calls of this name.
-    pub(crate) fn that_hangs_at(self, call: &str, dir: &Path) -> Self {
+    pub(crate) fn with_hanging_call(self, call: &str, dir: &Path) -> Self {
         let program = dir.join(format!("hangs-at-{call}"));
         std::os::unix::fs::symlink(&self.program, &program).unwrap();
         Self { program, ..self }
@@ -69,7 +69,7 @@ pub(crate) fn jailed(vmm_config: VmmConfig) -> VmmConfig {
 }
 
 /// Checks that a missing kernel ends the process, with `words` in the reason, and that a network without a tap starts none.
-pub(crate) async fn refuses<D: Driver>(driver: &D, mut vmm_config: VmmConfig, words: [&str; 2]) {
+pub(crate) async fn check_refusals<D: Driver>(driver: &D, mut vmm_config: VmmConfig, words: [&str; 2]) {
     vmm_config.kernel = vmm_config.run_dir.join("absent");
     match driver.start(&vmm_config).await {
         Err(error @ DriverError::Control { .. }) => {

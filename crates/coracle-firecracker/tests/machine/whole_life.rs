@@ -19,16 +19,16 @@ pub(super) const IMAGE: &str = "localhost/test/sleeper:1";
 
 /// Runs create → boot → pause → resume → snapshot → kill → restore → graceful stop → delete, twice: the node creates its own
 /// files the first time.
-pub(crate) fn leaves_nothing(machine: &Machine, driver: impl Fn() -> Arc<dyn Driver> + Send + Sync) {
+pub(crate) fn check_whole_life(machine: &Machine, driver: impl Fn() -> Arc<dyn Driver> + Send + Sync) {
     if tools::require(["mke2fs", "nft", "busybox"]).is_none() {
         return;
     }
     netns::run_within(Duration::from_secs(300), || async {
         let dir = tempfile::tempdir().unwrap();
         let host = open(machine, driver(), dir.path()).await;
-        life(&host).await;
+        run_life(&host).await;
         let (before, open) = (Inventory::take(dir.path()), open_files());
-        life(&host).await;
+        run_life(&host).await;
         assert_eq!(before.leaked(&Inventory::take(dir.path())), "");
         assert_eq!(open_files(), open, "files, sockets and process handles of the daemon");
         host.network().teardown().await.unwrap();
@@ -56,7 +56,7 @@ pub(super) async fn open(machine: &Machine, driver: Arc<dyn Driver>, dir: &std::
     Host::open(config, driver, network, Arc::new(images), Clock::system()).await.unwrap()
 }
 
-async fn life(host: &Host) {
+async fn run_life(host: &Host) {
     let spec = VmSpec::of("web".parse().unwrap(), IMAGE);
     host.create(spec, Arc::new(NoProgress)).await.unwrap();
     let web = host.start("web", None).await.unwrap();

@@ -57,7 +57,7 @@ impl AgentMetrics {
         metrics
     }
 
-    pub(crate) fn created(&self) {
+    pub(crate) fn record_creation(&self) {
         self.created.inc();
     }
 

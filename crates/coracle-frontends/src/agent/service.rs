@@ -76,7 +76,7 @@ impl AgentService {
     }
 
     /// Runs one call and counts it. `ok` says whether a reply is a success, as a reply may carry an error.
-    async fn counted<T>(
+    async fn count_call<T>(
         &self,
         method: &'static str,
         call: impl Future<Output = Result<T, Status>>,
@@ -99,8 +99,8 @@ impl AgentService {
     }
 
     /// Finds the VM of a call.
-    fn exact(&self, vm_id: &str, caller: &MetadataMap) -> Result<Arc<View>, HostError> {
-        objects::exact(&self.host, vm_id, &objects::caller_of(caller))
+    fn find_vm(&self, vm_id: &str, caller: &MetadataMap) -> Result<Arc<View>, HostError> {
+        objects::find_vm(&self.host, vm_id, &objects::caller_of(caller))
     }
 
     async fn create(
@@ -116,7 +116,7 @@ impl AgentService {
         let (caller_object, fence) = (objects::caller_of(caller), objects::fence_of(caller));
         let stays_off = caller.get(POWER).is_some_and(|p| p == "Stopped");
         let creation = Creation { spec, snapshot, stays_off, caller: caller_object, fence };
-        objects::create(&self.host, creation, || self.metrics.created()).await
+        objects::create(&self.host, creation, || self.metrics.record_creation()).await
     }
 
     async fn stop(
@@ -124,7 +124,7 @@ impl AgentService {
         request: &pb::StopVmRequest,
         caller: &MetadataMap,
     ) -> Result<pb::VmState, HostError> {
-        let view = self.exact(&request.vm_id, caller)?;
+        let view = self.find_vm(&request.vm_id, caller)?;
         let grace = if request.force { Duration::ZERO } else { DEFAULT_GRACE };
         let (id, fence) = (view.record.id.as_str(), objects::fence_of(caller));
         let record = match caller.get(POWER).map(|v| v.to_str().unwrap_or_default()) {
@@ -171,7 +171,7 @@ impl FirecrackerAgent for AgentService {
             }
         };
         // Boxed, because the future of an image pull is large.
-        self.counted("/firecracker.v1.FirecrackerAgent/CreateVM", Box::pin(call), |r| {
+        self.count_call("/firecracker.v1.FirecrackerAgent/CreateVM", Box::pin(call), |r| {
             r.error_message.is_empty()
         })
         .await
@@ -181,7 +181,7 @@ impl FirecrackerAgent for AgentService {
         let (caller, _, request) = request.into_parts();
         let (fence, vm_id) = (objects::fence_of(&caller), request.vm_id);
         let call = async {
-            let started = match self.exact(&vm_id, &caller) {
+            let started = match self.find_vm(&vm_id, &caller) {
                 Ok(view) => self.host.start(view.record.id.as_str(), fence).await,
                 Err(error) => Err(error),
             };
@@ -195,7 +195,8 @@ impl FirecrackerAgent for AgentService {
                 Err(error) => self.failure(&error, |text| reply(pb::VmState::Error, text)),
             }
         };
-        self.counted("/firecracker.v1.FirecrackerAgent/StartVM", call, |r| r.error_message.is_empty()).await
+        self.count_call("/firecracker.v1.FirecrackerAgent/StartVM", call, |r| r.error_message.is_empty())
+            .await
     }
 
     async fn stop_vm(&self, request: Request<pb::StopVmRequest>) -> Reply<pb::StopVmResponse> {
@@ -211,14 +212,14 @@ impl FirecrackerAgent for AgentService {
                 Err(error) => self.failure(&error, |text| reply(pb::VmState::Error, text)),
             }
         };
-        self.counted("/firecracker.v1.FirecrackerAgent/StopVM", call, |r| r.error_message.is_empty()).await
+        self.count_call("/firecracker.v1.FirecrackerAgent/StopVM", call, |r| r.error_message.is_empty()).await
     }
 
     async fn delete_vm(&self, request: Request<pb::DeleteVmRequest>) -> Reply<pb::DeleteVmResponse> {
         let (caller, _, request) = request.into_parts();
         let (fence, vm_id) = (objects::fence_of(&caller), request.vm_id);
         let call = async {
-            let deleted = match self.exact(&vm_id, &caller) {
+            let deleted = match self.find_vm(&vm_id, &caller) {
                 Ok(view) => self.host.delete(view.record.id.as_str(), true, fence).await,
                 Err(error) => Err(error),
             };
@@ -232,17 +233,17 @@ impl FirecrackerAgent for AgentService {
                 Err(error) => self.failure(&error, |text| reply(false, text)),
             }
         };
-        self.counted("/firecracker.v1.FirecrackerAgent/DeleteVM", call, |r| r.success).await
+        self.count_call("/firecracker.v1.FirecrackerAgent/DeleteVM", call, |r| r.success).await
     }
 
     async fn get_vm(&self, request: Request<pb::GetVmRequest>) -> Reply<pb::GetVmResponse> {
         let (caller, _, request) = request.into_parts();
         let call = async {
             // An unknown id was a status in both generations of clients.
-            let view = self.exact(&request.vm_id, &caller).or_status()?;
+            let view = self.find_vm(&request.vm_id, &caller).or_status()?;
             Ok(pb::GetVmResponse { vm: Some(self.info(&view)) })
         };
-        self.counted("/firecracker.v1.FirecrackerAgent/GetVM", call, |_| true).await
+        self.count_call("/firecracker.v1.FirecrackerAgent/GetVM", call, |_| true).await
     }
 
     async fn list_v_ms(&self, request: Request<pb::ListVMsRequest>) -> Reply<pb::ListVMsResponse> {
@@ -263,7 +264,7 @@ impl FirecrackerAgent for AgentService {
             let total_count = i32::try_from(total).unwrap_or(i32::MAX);
             Ok(pb::ListVMsResponse { vms, next_page_token, total_count })
         };
-        self.counted("/firecracker.v1.FirecrackerAgent/ListVMs", call, |_| true).await
+        self.count_call("/firecracker.v1.FirecrackerAgent/ListVMs", call, |_| true).await
     }
 
     type WatchVMEventsStream = BoxStream<'static, Result<pb::VmEvent, Status>>;
@@ -310,7 +311,7 @@ impl FirecrackerAgent for AgentService {
             });
             Ok(events.boxed())
         };
-        self.counted("/firecracker.v1.FirecrackerAgent/WatchVMEvents", call, |_| true).await
+        self.count_call("/firecracker.v1.FirecrackerAgent/WatchVMEvents", call, |_| true).await
     }
 
     async fn get_host_info(&self, _: Request<pb::GetHostInfoRequest>) -> Reply<pb::GetHostInfoResponse> {
@@ -329,14 +330,14 @@ impl FirecrackerAgent for AgentService {
                 version: env!("CARGO_PKG_VERSION").to_owned(),
             })
         };
-        self.counted("/firecracker.v1.FirecrackerAgent/GetHostInfo", call, |_| true).await
+        self.count_call("/firecracker.v1.FirecrackerAgent/GetHostInfo", call, |_| true).await
     }
 
     async fn health_check(&self, _: Request<pb::HealthCheckRequest>) -> Reply<pb::HealthCheckResponse> {
         let uptime_seconds = i64::try_from(self.started.elapsed().as_secs()).unwrap_or(i64::MAX);
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let call = async { Ok(pb::HealthCheckResponse { healthy: true, version, uptime_seconds }) };
-        self.counted("/firecracker.v1.FirecrackerAgent/HealthCheck", call, |_| true).await
+        self.count_call("/firecracker.v1.FirecrackerAgent/HealthCheck", call, |_| true).await
     }
 }
 

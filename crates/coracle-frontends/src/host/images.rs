@@ -23,12 +23,12 @@ const DISK_FILE: &str = "disk:";
 /// Maximum number of queued messages of an archive.
 const ARCHIVE_QUEUE: usize = 4;
 
-pub(super) fn failed<E: Into<ImageError>>(reference: &str) -> impl FnOnce(E) -> Status {
+pub(super) fn image_error<E: Into<ImageError>>(reference: &str) -> impl FnOnce(E) -> Status {
     move |source| to_status(&HostError::Image { reference: reference.to_owned(), source: source.into() })
 }
 
 pub(super) fn reference(text: &str) -> Result<Reference, Status> {
-    text.parse().map_err(failed(text))
+    text.parse().map_err(image_error(text))
 }
 
 /// Sends progress to a caller, converted to the message type of the call. Never blocks.
@@ -63,12 +63,12 @@ pub(super) fn pull(
         pb::PullPolicy::Never => PullPolicy::Never,
     };
     let name = request.reference;
-    let reference: Reference = name.parse().map_err(failed(&name))?;
+    let reference: Reference = name.parse().map_err(image_error(&name))?;
     let host = host.clone();
     with_progress(host.clone(), move |progress| async move {
         let found = host.ensure_image(&reference, (mode, origin), progress).await.or_status()?;
         if let NodeImage::Container(image) = &found {
-            host.images().rootfs(image).await.map_err(failed(&name))?;
+            host.images().rootfs(image).await.map_err(image_error(&name))?;
         }
         Ok(found)
     })
@@ -82,7 +82,7 @@ pub(super) fn import(
     let text = request.source;
     let name = match request.reference.as_str() {
         "" => None,
-        text => Some(text.parse::<Reference>().map_err(failed(text))?),
+        text => Some(text.parse::<Reference>().map_err(image_error(text))?),
     };
     let host = host.clone();
     if let Some(file) = text.strip_prefix(DISK_FILE) {
@@ -92,13 +92,14 @@ pub(super) fn import(
             Ok(NodeImage::Disk(host.import_disk(&file, name, progress).await.or_status()?))
         });
     }
-    let source: Source = text.parse().map_err(failed(&text))?;
+    let source: Source = text.parse().map_err(image_error(&text))?;
     with_progress(host.clone(), move |progress| async move {
         if let Source::OciDir { dir: path, .. } | Source::DockerArchive(path) = &source {
             host.granted_path(path, user).await.or_status()?;
         }
-        let image = host.images().import(&source, name.as_ref(), progress).await.map_err(failed(&text))?;
-        host.images().rootfs(&image).await.map_err(failed(&text))?;
+        let image =
+            host.images().import(&source, name.as_ref(), progress).await.map_err(image_error(&text))?;
+        host.images().rootfs(&image).await.map_err(image_error(&text))?;
         Ok(NodeImage::Container(Box::new(image)))
     })
 }
@@ -167,7 +168,7 @@ pub(super) fn push(
     run_push(move |progress| async move {
         let options = PushOptions { origin, ..PushOptions::default() };
         let pushed = host.images().push(&source, &target, &options, progress).await;
-        let report = pushed.map_err(failed(&request.reference))?;
+        let report = pushed.map_err(image_error(&request.reference))?;
         Ok(pb::PushReport {
             digest: report.digest.to_string(),
             pieces: u32::try_from(report.blobs).unwrap_or(u32::MAX),
@@ -180,7 +181,7 @@ pub(super) fn push(
 pub(super) async fn tag(host: &Host, request: pb::TagImageRequest) -> Reply<pb::Image> {
     let image = find(host, &request.reference).await?;
     let name = reference(&request.name)?;
-    let image = host.images().tag(&image.digest, &name).await.map_err(failed(&request.name))?;
+    let image = host.images().tag(&image.digest, &name).await.map_err(image_error(&request.name))?;
     Ok(Response::new(image_message(host, &Users::of(host).await?, &image)))
 }
 
@@ -191,7 +192,7 @@ pub(super) async fn export(host: &Host, wanted: String) -> Replies<pb::ExportIma
     let out = MessageWriter::new(to_caller.clone(), |data| pb::ExportImageResponse { data });
     let host = host.clone();
     let work = async move {
-        if let Err(error) = host.images().export(&source, out).await.map_err(failed(&wanted)) {
+        if let Err(error) = host.images().export(&source, out).await.map_err(image_error(&wanted)) {
             let _caller_gone = to_caller.send(Err(error)).await;
         }
     };
@@ -209,7 +210,7 @@ pub(super) async fn commit(host: &Host, request: pb::CommitVmRequest) -> Reply<p
 }
 
 pub(super) async fn list(host: &Host) -> Reply<pb::ListImagesResponse> {
-    let images = host.images().list().await.map_err(failed("list"))?;
+    let images = host.images().list().await.map_err(image_error("list"))?;
     let users = Users::of(host).await?;
     let disks = host.disk_images().list();
     let containers = images.iter().map(|image| image_message(host, &users, image));
@@ -227,8 +228,8 @@ pub(super) async fn get(host: &Host, name: &str) -> Reply<pb::Image> {
 }
 
 async fn find(host: &Host, name: &str) -> Result<Image, Status> {
-    let reference: Reference = name.parse().map_err(failed(name))?;
-    match host.images().get(&reference).await.map_err(failed(name))? {
+    let reference: Reference = name.parse().map_err(image_error(name))?;
+    match host.images().get(&reference).await.map_err(image_error(name))? {
         Some(image) => Ok(image),
         None => Err(Status::not_found(format!("image {name} is not on this node"))),
     }
@@ -256,7 +257,7 @@ pub(super) async fn remove(host: &Host, request: pb::RemoveImageRequest) -> Repl
             to_status(&HostError::State { operation: format!("remove {}", request.reference), source })
         })?,
         None => {
-            host.images().remove(&name).await.map_err(failed(&request.reference))?;
+            host.images().remove(&name).await.map_err(image_error(&request.reference))?;
         }
     }
     Ok(Response::new(pb::RemoveImageResponse { digest }))
@@ -265,7 +266,7 @@ pub(super) async fn remove(host: &Host, request: pb::RemoveImageRequest) -> Repl
 pub(super) async fn prune(host: &Host, dry_run: bool) -> Reply<pb::PruneImagesResponse> {
     let users = Users::of(host).await?;
     let in_use: HashSet<Digest> = users.0.iter().filter_map(|(used, _)| used.parse().ok()).collect();
-    let report = host.images().prune(&in_use, dry_run).await.map_err(failed("prune"))?;
+    let report = host.images().prune(&in_use, dry_run).await.map_err(image_error("prune"))?;
     let disks =
         host.prune_disk_images(&users.0.into_iter().map(|(used, _)| used).collect(), dry_run).or_status()?;
     let freed: u64 = disks.iter().map(|(_, bytes)| bytes).sum();

@@ -185,7 +185,7 @@ impl HostRpc for HostService {
     async fn get_vm(&self, request: Request<pb::GetVmRequest>) -> Reply<pb::Vm> {
         let pb::GetVmRequest { vm, exact, owner } = request.into_inner();
         if let Some(caller) = caller(owner.as_ref()) {
-            let view = objects::exact(&self.host, &vm, &caller).or_status()?;
+            let view = objects::find_vm(&self.host, &vm, &caller).or_status()?;
             return Ok(Response::new(convert::vm(&self.host, &view)));
         }
         self.vm_as(&vm, if exact { Access::Change } else { Access::Read })
@@ -433,7 +433,7 @@ impl HostService {
     fn target(&self, vm: String, caller: Option<Caller>) -> Result<String, Status> {
         match caller {
             None => Ok(vm),
-            Some(caller) => Ok(objects::exact(&self.host, &vm, &caller).or_status()?.record.id.to_string()),
+            Some(caller) => Ok(objects::find_vm(&self.host, &vm, &caller).or_status()?.record.id.to_string()),
         }
     }
 

@@ -16,7 +16,7 @@ use tonic::{Response, Status, Streaming};
 use super::{Replies, Reply};
 use crate::status::OrStatus as _;
 
-fn expected(first: &'static str) -> Status {
+fn unexpected_message(first: &'static str) -> Status {
     Status::invalid_argument(format!("the first message must be {first}"))
 }
 
@@ -35,7 +35,7 @@ pub(super) async fn exec(host: &Host, mut input: Streaming<pb::ExecRequest>) -> 
     use guest::exec_request::Message as To;
     use pb::exec_request::Message as From;
     let Some(From::Start(start)) = input.message().await?.and_then(|m| m.message) else {
-        return Err(expected("start"));
+        return Err(unexpected_message("start"));
     };
     let client = host.guest(&start.vm).await.or_status()?;
     let first = guest::ExecRequest {
@@ -89,7 +89,7 @@ pub(super) async fn port_forward(
     use guest::port_forward_request::Message as To;
     use pb::port_forward_request::Message as From;
     let Some(From::Start(start)) = input.message().await?.and_then(|m| m.message) else {
-        return Err(expected("start"));
+        return Err(unexpected_message("start"));
     };
     let client = host.guest(&start.vm).await.or_status()?;
     let header = guest::PortForwardHeader { port: start.port, host: String::new() };
@@ -117,7 +117,7 @@ pub(super) async fn copy_in(
     use guest::copy_in_request::Message as To;
     use pb::copy_in_request::Message as From;
     let Some(From::Start(start)) = input.message().await?.and_then(|m| m.message) else {
-        return Err(expected("start"));
+        return Err(unexpected_message("start"));
     };
     let client = host.guest(&start.vm).await.or_status()?;
     let header = guest::CopyInHeader { path: start.path, ..Default::default() };
@@ -197,7 +197,7 @@ pub(super) async fn console(
 ) -> Replies<pb::ConsoleResponse> {
     use pb::console_request::Message;
     let Some(Message::Start(start)) = input.message().await?.and_then(|m| m.message) else {
-        return Err(expected("start"));
+        return Err(unexpected_message("start"));
     };
     let console = host.console(&start.vm).or_status()?;
     let (history, mut live) = console
@@ -248,7 +248,7 @@ pub(super) async fn display(
 ) -> Replies<pb::DisplayResponse> {
     use pb::display_request::Message;
     let Some(Message::Start(start)) = input.message().await?.and_then(|m| m.message) else {
-        return Err(expected("start"));
+        return Err(unexpected_message("start"));
     };
     let (mut shown, mut typed) = host.display(&start.vm).await.or_status()?.into_split();
     let stop = host.stopping();

@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use tonic::Status;
 use tonic::body::Body;
 
-use super::failed;
+use super::to_status;
 
 /// Sends the whole body of a request, or stops when the agent refuses more; the response then has the reason. Dropped before
 /// the end of the body, this resets the stream.
@@ -107,7 +107,7 @@ impl http_body::Body for ResponseBody {
         if matches!(next, Some(Err(_))) {
             self.progress = Progress::End;
         }
-        Poll::Ready(next.map(|frame| frame.map_err(|error| failed(&error))))
+        Poll::Ready(next.map(|frame| frame.map_err(|error| to_status(&error))))
     }
 
     fn is_end_stream(&self) -> bool {

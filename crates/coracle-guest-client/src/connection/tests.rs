@@ -29,7 +29,7 @@ type Agent = h2::server::Connection<UnixStream, Bytes>;
 async fn pair() -> (Connection, Hangup, Agent) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let (stream, hangup) = share(ours);
-    let (connection, agent) = tokio::join!(Connection::over(stream), h2::server::handshake(theirs));
+    let (connection, agent) = tokio::join!(Connection::handshake(stream), h2::server::handshake(theirs));
     (connection.unwrap(), hangup, agent.unwrap())
 }
 
@@ -64,7 +64,7 @@ async fn calls_of_a_session_that_ends_are_unavailable() {
     for why in ["the agent is gone", "the host hung up"] {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let (stream, hangup) = share(ours);
-        let connection = Connection::over(stream).await.unwrap();
+        let connection = Connection::handshake(stream).await.unwrap();
         let mut client = GuestClient::with_origin(connection, http::Uri::from_static(ORIGIN));
         let mut asking = client.clone();
         let end = async {

@@ -130,7 +130,7 @@ async fn print(workload: &Workload, outbox: &Outbox<ExecResponse>) {
             return;
         }
     }
-    let exit = workload.exited().await;
+    let exit = workload.wait_exit().await;
     let message = Some(Out::Exit(exit_status(exit)));
     let _client_gone = outbox.send(Ok(ExecResponse { message })).await;
 }

@@ -15,7 +15,7 @@ use rustix::mount::{MountFlags, UnmountFlags};
 
 use super::plan::{Mount, MountSource, Plan, SecurityPlan};
 use crate::error::Error;
-use crate::mounts::{Mounted, OF_CONTAINERS, OVERLAY, PLAIN, SANDBOX, handle};
+use crate::mounts::{Mounted, OF_CONTAINERS, OVERLAY, PLAIN, SANDBOX, fd_path};
 use crate::rootfs::{self, Root};
 use crate::{base_mounts, disks, mounts};
 use coracle_spawn::{MakesFiles, UserNamespace};
@@ -56,7 +56,7 @@ impl Images {
             make_dir(&place)?;
             let flags = MountFlags::RDONLY | MountFlags::NODEV;
             let data = if filesystem == "ext4" { c"noload" } else { c"" };
-            let free = mounts::vacate(device).and_then(|()| disks::unused(device));
+            let free = mounts::vacate(device).and_then(|()| disks::wait_until_unused(device));
             let mounted = free.and_then(|node| {
                 let what = format!("mount {} ({filesystem})", node.display());
                 rustix::mount::mount(&node, &place, filesystem, flags, data).map_err(Error::io(what))
@@ -352,7 +352,7 @@ fn bind(
     let at = at.map_err(Error::io(format!("make {} in the container", target.display())))?;
     let failed = |what: &str| format!("{what} {}", target.display());
     let made = match owners {
-        None => rustix::mount::mount_bind_recursive(handle(source), handle(&at)).map_err(io::Error::from),
+        None => rustix::mount::mount_bind_recursive(fd_path(source), fd_path(&at)).map_err(io::Error::from),
         Some(namespace) => namespace.mount(source).and_then(|mount| mounts::attach(&mount, &at)),
     };
     made.map_err(Error::io(failed("mount")))?;
@@ -360,7 +360,7 @@ fn bind(
     if read_only {
         let flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
         let top = root.resolve(target, OFlags::PATH).map_err(Error::io(failed("find")))?;
-        rustix::mount::mount_remount(handle(&top), flags, c"")
+        rustix::mount::mount_remount(fd_path(&top), flags, c"")
             .map_err(Error::io(failed("make read-only")))?;
     }
     Ok(())
@@ -378,7 +378,7 @@ fn source(name: &str, sub_path: &Path) -> Result<OwnedFd, Error> {
             // Sets the mode again, because the umask must not apply.
             let of_volume = rustix::fs::stat(&place).map(|of| Mode::from_raw_mode(of.st_mode));
             of_volume
-                .and_then(|mode| rustix::fs::chmod(handle(&made), mode))
+                .and_then(|mode| rustix::fs::chmod(fd_path(&made), mode))
                 .map_err(|e| Error::io(missing())(e))?;
             Ok(made)
         }

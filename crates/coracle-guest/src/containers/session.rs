@@ -124,7 +124,7 @@ impl Containers {
 /// Sends start, output and end of one container, in this order.
 async fn follow_one(container: Arc<Container>, from: u64, outbox: Outbox<GuestFrame>) {
     let id = container.plan.id.clone();
-    if let WorkloadPhase::Running(pid) = container.workload.begun().await {
+    if let WorkloadPhase::Running(pid) = container.workload.wait_begun().await {
         let started = ContainerStarted { container: id.clone(), pid: number(pid) };
         if send(&outbox, Message::Started(started)).await.is_err() {
             return;
@@ -144,8 +144,8 @@ async fn follow_one(container: Arc<Container>, from: u64, outbox: Outbox<GuestFr
             return;
         }
     }
-    container.workload.exited().await;
-    if let Some(exited) = container.ended() {
+    container.workload.wait_exit().await;
+    if let Some(exited) = container.exit() {
         let _session_over = send(&outbox, Message::Exited(exited)).await;
     }
 }

@@ -10,7 +10,7 @@ use std::{fs, io};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::{
-    LINKS, ROUTES_MAX, RTF_GATEWAY, RTF_UP, SIOCADDRT, SIOCDELRT, SIOCSIFADDR, bad, router, with_prefix,
+    LINKS, ROUTES_MAX, RTF_GATEWAY, RTF_UP, SIOCADDRT, SIOCDELRT, SIOCSIFADDR, invalid, router, with_prefix,
 };
 use crate::error::Error;
 use crate::sys::{self, Address6, Route6};
@@ -38,12 +38,12 @@ impl Ipv6 {
     pub(super) fn parse(wire: &coracle_proto::guest::Network) -> Result<Option<Self>, Error> {
         let mut routes = wire.routes.iter().filter(|route| is_ipv6(&route.to)).peekable();
         let Some(ipv6) = &wire.ipv6 else {
-            let stray = routes.peek().map(|route| bad("route without an IPv6 address", &route.to));
+            let stray = routes.peek().map(|route| invalid("route without an IPv6 address", &route.to));
             return stray.map_or(Ok(None), Err);
         };
         let (address, prefix): (Ipv6Addr, u8) = with_prefix(&ipv6.address, "IPv6", 128)?;
         if address.is_multicast() || address.is_unspecified() || address.is_loopback() {
-            return Err(bad("IPv6 address of a link", &ipv6.address));
+            return Err(invalid("IPv6 address of a link", &ipv6.address));
         }
         let hop = |route: &coracle_proto::guest::Route| {
             let (to, prefix): (Ipv6Addr, u8) = with_prefix(&route.to, "IPv6", 128)?;
@@ -54,7 +54,7 @@ impl Ipv6 {
     }
 
     /// Whether the link reaches a router directly: it has a link-local address, or is in the network of the address.
-    fn holds(&self, other: Ipv6Addr) -> bool {
+    fn is_on_link(&self, other: Ipv6Addr) -> bool {
         let mask = mask(self.prefix);
         other.is_unicast_link_local() || self.address & mask == other & mask
     }
@@ -161,7 +161,7 @@ impl Socket {
         let default = wanted.gateway.map(|by| Hop { to: Ipv6Addr::UNSPECIFIED, prefix: 0, by: Some(by) });
         default.iter().chain(&wanted.routes).try_for_each(|hop| {
             let by = hop.by.or(wanted.gateway);
-            if let Some(by) = by.filter(|by| !wanted.holds(*by)) {
+            if let Some(by) = by.filter(|by| !wanted.is_on_link(*by)) {
                 self.add_route(self.route(by, 128, None))?;
             }
             self.add_route(self.route(hop.to, hop.prefix, by))
@@ -226,7 +226,7 @@ mod tests {
         let hop = Hop { to: "fd01::".parse().unwrap(), prefix: 48, by: "fd00::2".parse().ok() };
         assert_eq!(parsed.routes, [hop], "no bit below the prefix");
         for (router, want) in [("fe80::1", true), ("fd00::ff", true), ("fd02::1", false)] {
-            assert_eq!(parsed.holds(router.parse().unwrap()), want, "{router}");
+            assert_eq!(parsed.is_on_link(router.parse().unwrap()), want, "{router}");
         }
     }
 

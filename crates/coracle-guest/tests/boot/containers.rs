@@ -21,13 +21,13 @@ const FRAME: Duration = Duration::from_secs(20);
 async fn containers_share_a_sandbox() -> Result<()> {
     let Some(mut machine) = Machine::boot()? else { return Ok(()) };
     let told = scenario(&mut machine).await;
-    told.with_context(|| machine.story())
+    told.with_context(|| machine.diagnostics())
 }
 
 async fn scenario(machine: &mut Machine) -> Result<()> {
     let session = Session::open(&machine.socket(), BOOT).await?;
     let mut c = session.client.clone();
-    refused_before_the_sandbox(&mut c).await.context("before the sandbox")?;
+    check_no_sandbox(&mut c).await.context("before the sandbox")?;
     configure(&mut c).await.context("configure")?;
     let mut frames = Frames::open(&mut c, BTreeMap::new()).await?;
     output_and_exit(&mut c, &mut frames).await.context("output and exit")?;
@@ -37,12 +37,12 @@ async fn scenario(machine: &mut Machine) -> Result<()> {
     exec_and_stop(&mut c, &mut frames).await.context("exec and stop")?;
     out_of_memory(&mut c, &mut frames).await.context("out of memory")?;
     pid_namespaces(&mut c, &mut frames).await.context("pid namespaces")?;
-    cannot_run(&mut c, &mut frames).await.context("cannot run")?;
-    resumed(&mut c).await.context("resumed session")?;
-    output_waits(&mut c).await.context("output waits for the host")?;
+    check_start_failures(&mut c, &mut frames).await.context("cannot run")?;
+    check_resumed_session(&mut c).await.context("resumed session")?;
+    check_full_buffer(&mut c).await.context("output waits for the host")?;
     removal(&mut c).await.context("removal")?;
     c.shutdown(ShutdownRequest { grace_ms: 2000 }).await?;
-    machine.ended(Duration::from_secs(20))?;
+    machine.wait_exit(Duration::from_secs(20))?;
     Ok(())
 }
 
@@ -121,7 +121,7 @@ async fn run(c: &mut Client, request: CreateContainerRequest) -> Result<u32> {
     Ok(c.start_container(StartContainerRequest { id }).await?.into_inner().pid)
 }
 
-async fn refused_before_the_sandbox(c: &mut Client) -> Result<()> {
+async fn check_no_sandbox(c: &mut Client) -> Result<()> {
     let refused = c.create_container(container("early", &["true"])).await;
     ensure!(refused.is_err_and(|e| e.code() == Code::FailedPrecondition), "no sandbox yet");
     Ok(())
@@ -378,7 +378,7 @@ async fn pid_namespaces(c: &mut Client, frames: &mut Frames) -> Result<()> {
     Ok(())
 }
 
-async fn cannot_run(c: &mut Client, frames: &mut Frames) -> Result<()> {
+async fn check_start_failures(c: &mut Client, frames: &mut Frames) -> Result<()> {
     run(c, container("absent", &["/no/such"])).await?;
     let exit = frames.exit_of("absent").await?.exit.unwrap_or_default();
     ensure!(exit.code == 127 && exit.error.contains("/no/such"), "{exit:?}");
@@ -398,7 +398,7 @@ async fn cannot_run(c: &mut Client, frames: &mut Frames) -> Result<()> {
 }
 
 /// A session that continues an earlier one gets the rest of the output, and every exit again.
-async fn resumed(c: &mut Client) -> Result<()> {
+async fn check_resumed_session(c: &mut Client) -> Result<()> {
     let mut frames = Frames::open(c, [("server".to_owned(), 3)].into()).await?;
     frames.output.insert("server".into(), b"up\n".to_vec());
     ensure!(frames.exit_of("server").await?.end_offset == 7);
@@ -407,7 +407,7 @@ async fn resumed(c: &mut Client) -> Result<()> {
 }
 
 /// A container that prints more than the guest buffers waits until the host has received it, and nothing is dropped.
-async fn output_waits(c: &mut Client) -> Result<()> {
+async fn check_full_buffer(c: &mut Client) -> Result<()> {
     const BYTES: usize = 1 << 20;
     let script = format!("head -c {BYTES} /dev/zero; echo end");
     run(c, container("chatty", &["sh", "-c", &script])).await?;

@@ -33,21 +33,21 @@ const BINARY_MAX: u64 = 2 << 20;
 const BOOT: Duration = Duration::from_secs(40);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_machine_from_boot_to_shutdown() -> Result<()> {
+async fn agent_serves_a_vm_from_boot_to_shutdown() -> Result<()> {
     let Some(mut machine) = Machine::boot()? else { return Ok(()) };
     let told = scenario(&mut machine).await;
-    told.with_context(|| machine.story())
+    told.with_context(|| machine.diagnostics())
 }
 
 /// State of a guest whose kernel got no CPU time from the host to calibrate its timer.
 #[test]
-fn machine_without_a_timer_ends_at_once() -> Result<()> {
+fn guest_without_a_timer_powers_off_at_once() -> Result<()> {
     let Some(mut machine) = Machine::boot_with("nolapic_timer")? else { return Ok(()) };
-    machine.ended(BOOT)?;
+    machine.wait_exit(BOOT)?;
     ensure!(
-        machine.story().contains("could not calibrate its timer and has none: going off"),
+        machine.diagnostics().contains("could not calibrate its timer and has none: going off"),
         "{}",
-        machine.story()
+        machine.diagnostics()
     );
     Ok(())
 }
@@ -57,7 +57,7 @@ async fn scenario(machine: &mut Machine) -> Result<()> {
     let hello = machine.started.elapsed();
     let mut c = session.client.clone();
     configure(&mut c).await.context("configure")?;
-    announced(machine, [2, 0, 0, 0, 0, 0x2a], [10, 0, 2, 15]).await?;
+    check_announcement(machine, [2, 0, 0, 0, 0, 0x2a], [10, 0, 2, 15]).await?;
     eprintln!(
         "cold boot to hello {} ms, to configured {} ms",
         hello.as_millis(),
@@ -65,18 +65,18 @@ async fn scenario(machine: &mut Machine) -> Result<()> {
     );
     workload(&mut c).await.context("workload")?;
     identity(&mut c).await.context("identity")?;
-    execs(&mut c).await.context("exec")?;
+    check_exec(&mut c).await.context("exec")?;
     terminal(&mut c).await.context("terminal")?;
-    copies(&mut c).await.context("copy")?;
-    forwards(&mut c).await.context("port-forward")?;
+    check_copy(&mut c).await.context("copy")?;
+    check_port_forward(&mut c).await.context("port-forward")?;
     let metrics = metrics(&mut c).await.context("metrics")?;
     eprintln!("agent RSS {} KiB", metrics.agent_rss_bytes / 1024);
-    let session = reconnects(machine, session).await.context("reconnects")?;
+    let session = check_reconnects(machine, session).await.context("reconnects")?;
     let session = garbage(machine, session).await.context("garbage")?;
     end(machine, session).await.context("end")
 }
 
-async fn unconfigured(c: &mut Client) -> Result<()> {
+async fn check_unconfigured(c: &mut Client) -> Result<()> {
     let status = c.status(StatusRequest {}).await?.into_inner();
     ensure!(
         !status.configured && status.workload == WorkloadState::NotStarted as i32 && status.uptime_ms > 0,
@@ -132,7 +132,7 @@ async fn configure(c: &mut Client) -> Result<()> {
     Ok(())
 }
 
-async fn announced(machine: &Machine, mac: [u8; 6], address: [u8; 4]) -> Result<()> {
+async fn check_announcement(machine: &Machine, mac: [u8; 6], address: [u8; 4]) -> Result<()> {
     let announced = async || machine.has_announced(mac, address).then_some(());
     eventually("the guest announces its address", announced).await
 }
@@ -142,13 +142,13 @@ async fn announced(machine: &Machine, mac: [u8; 6], address: [u8; 4]) -> Result<
 async fn diskless_guest_stays_configurable_after_failed_configure() -> Result<()> {
     let Some(mut machine) = Machine::boot()? else { return Ok(()) };
     let told = diskless(&mut machine).await;
-    told.with_context(|| machine.story())
+    told.with_context(|| machine.diagnostics())
 }
 
 async fn diskless(machine: &mut Machine) -> Result<()> {
     let session = Session::open(&machine.socket(), BOOT).await?;
     let mut c = session.client.clone();
-    unconfigured(&mut c).await.context("unconfigured")?;
+    check_unconfigured(&mut c).await.context("unconfigured")?;
     let bad = ConfigureRequest {
         root: Some(RootMount {
             image_device: "/dev/vdz".into(),
@@ -158,7 +158,7 @@ async fn diskless(machine: &mut Machine) -> Result<()> {
         ..request()
     };
     ensure!(c.configure(bad).await.is_err_and(|e| e.code() == Code::NotFound), "a disk that is not there");
-    unconfigured(&mut c).await.context("still unconfigured")?;
+    check_unconfigured(&mut c).await.context("still unconfigured")?;
     let root = RootMount { overlay_device: String::new(), ..request().root.unwrap_or_default() };
     let loopback = Network { mac: String::new(), ..request().network.unwrap_or_default() };
     let memory = ConfigureRequest { root: Some(root), network: Some(loopback), ..request() };
@@ -186,7 +186,7 @@ async fn diskless(machine: &mut Machine) -> Result<()> {
         "it had nothing to say"
     );
     c.shutdown(ShutdownRequest { grace_ms: 60_000 }).await?;
-    ensure!(machine.ended(Duration::from_secs(10))?.success(), "no workload to wait for");
+    ensure!(machine.wait_exit(Duration::from_secs(10))?.success(), "no workload to wait for");
     Ok(())
 }
 
@@ -244,7 +244,7 @@ async fn identity(c: &mut Client) -> Result<()> {
     Ok(())
 }
 
-async fn execs(c: &mut Client) -> Result<()> {
+async fn check_exec(c: &mut Client) -> Result<()> {
     let expedited = exec(c, sh("cat /sys/kernel/rcu_expedited"), vec![]).await?.text();
     ensure!(expedited == "1\n", "{expedited}");
     for (why, process, code, signal) in [
@@ -333,7 +333,7 @@ async fn terminal(c: &mut Client) -> Result<()> {
     Ok(())
 }
 
-async fn copies(c: &mut Client) -> Result<()> {
+async fn check_copy(c: &mut Client) -> Result<()> {
     let mut builder = tar::Builder::new(Vec::new());
     let big = vec![b'z'; 3 << 20];
     for (name, mode, data) in [("d/big", 0o640, &big[..]), ("d/small", 0o4755, b"hello")] {
@@ -414,7 +414,7 @@ async fn copies(c: &mut Client) -> Result<()> {
     Ok(())
 }
 
-async fn forwards(c: &mut Client) -> Result<()> {
+async fn check_port_forward(c: &mut Client) -> Result<()> {
     let header = |port| PortForwardRequest {
         message: Some(port_forward_request::Message::Header(PortForwardHeader { port, host: String::new() })),
     };
@@ -455,7 +455,7 @@ async fn metrics(c: &mut Client) -> Result<MetricsResponse> {
 }
 
 /// Closes and reopens sessions, every second time in the middle of a stream.
-async fn reconnects(machine: &Machine, mut session: Session) -> Result<Session> {
+async fn check_reconnects(machine: &Machine, mut session: Session) -> Result<Session> {
     let mut took = Vec::new();
     for n in 0..10u64 {
         let number = session.number;
@@ -537,7 +537,7 @@ async fn end(machine: &mut Machine, session: Session) -> Result<()> {
     exec(&mut c, sh("echo kept > /kept; (setsid sleep 1000 &)"), vec![]).await?;
     let since = Instant::now();
     c.shutdown(ShutdownRequest { grace_ms: 1000 }).await?;
-    let status = machine.ended(Duration::from_secs(10))?;
+    let status = machine.wait_exit(Duration::from_secs(10))?;
     eprintln!("shutdown took {} ms", since.elapsed().as_millis());
     ensure!(status.success(), "{status}");
     let found = std::process::Command::new("/sbin/debugfs")

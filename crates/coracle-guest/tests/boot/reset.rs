@@ -8,7 +8,7 @@ use tonic::Code;
 
 use crate::client::{Session, exec, process, sh};
 use crate::machine::Machine;
-use crate::{BOOT, Client, announced, request};
+use crate::{BOOT, Client, check_announcement, request};
 
 const OFF: Duration = Duration::from_secs(20);
 /// Commands that print the identity of a guest.
@@ -33,7 +33,7 @@ const TRACES: [&str; 11] = [
 async fn reset_guest_has_no_earlier_identity() -> Result<()> {
     let Some(mut machine) = Machine::boot()? else { return Ok(()) };
     let told = scenario(&mut machine).await;
-    told.with_context(|| machine.story())
+    told.with_context(|| machine.diagnostics())
 }
 
 async fn scenario(machine: &mut Machine) -> Result<()> {
@@ -43,10 +43,10 @@ async fn scenario(machine: &mut Machine) -> Result<()> {
     c.prepare(PrepareRequest { overlay_device: "/dev/vdb".into(), ..PrepareRequest::default() }).await?;
 
     c.configure(request()).await?;
-    ran(&mut c, "echo first; touch /trace; read line").await.context("the first workload")?;
+    run_workload(&mut c, "echo first; touch /trace; read line").await.context("the first workload")?;
     ensure!(is_refused(&mut c).await, "its workload runs");
     c.signal_workload(SignalWorkloadRequest { signal: 9 }).await?;
-    ended(&mut c).await?;
+    wait_workload_end(&mut c).await?;
     reset(&mut c).await.context("after a workload")?;
     reset(&mut c).await.context("again")?;
     let status = c.status(StatusRequest {}).await?.into_inner();
@@ -72,9 +72,9 @@ async fn scenario(machine: &mut Machine) -> Result<()> {
     c.remove_container(RemoveContainerRequest { id: "trace".into() }).await?;
     reset(&mut c).await.context("after a container")?;
 
-    is_another(machine, &mut c).await?;
+    configure_another(machine, &mut c).await?;
     c.shutdown(ShutdownRequest { grace_ms: 0 }).await?;
-    machine.ended(OFF)?;
+    machine.wait_exit(OFF)?;
     Ok(())
 }
 
@@ -83,7 +83,7 @@ async fn scenario(machine: &mut Machine) -> Result<()> {
 async fn warmed_up_guest_has_no_earlier_identity() -> Result<()> {
     let Some(mut machine) = Machine::boot()? else { return Ok(()) };
     let told = warm_up(&mut machine).await;
-    told.with_context(|| machine.story())
+    told.with_context(|| machine.diagnostics())
 }
 
 async fn warm_up(machine: &mut Machine) -> Result<()> {
@@ -106,7 +106,7 @@ async fn warm_up(machine: &mut Machine) -> Result<()> {
     c.start_workload(StartWorkloadRequest { process: Some(program.clone()) }).await?;
     let exit = c.wait_workload(WaitWorkloadRequest {}).await?.into_inner().exit;
     ensure!(exit.as_ref().is_some_and(|exit| exit.code == 0), "{exit:?}");
-    ended(&mut c).await?;
+    wait_workload_end(&mut c).await?;
     reset(&mut c).await.context("after the warm-up")?;
 
     let of_containers =
@@ -125,14 +125,14 @@ async fn warm_up(machine: &mut Machine) -> Result<()> {
     c.remove_container(RemoveContainerRequest { id: "container".into() }).await?;
     reset(&mut c).await.context("after a container")?;
 
-    is_another(machine, &mut c).await?;
+    configure_another(machine, &mut c).await?;
     c.shutdown(ShutdownRequest { grace_ms: 0 }).await?;
-    machine.ended(OFF)?;
+    machine.wait_exit(OFF)?;
     Ok(())
 }
 
 /// Configures the guest for another VM, and checks that it has no trace of earlier ones.
-async fn is_another(machine: &Machine, c: &mut Client) -> Result<()> {
+async fn configure_another(machine: &Machine, c: &mut Client) -> Result<()> {
     let other = ConfigureRequest {
         hostname: "other".into(),
         machine_id: "f".repeat(32),
@@ -146,8 +146,8 @@ async fn is_another(machine: &Machine, c: &mut Client) -> Result<()> {
     };
     let addresses = c.configure(other).await?.into_inner().addresses;
     ensure!(addresses == ["10.0.3.7/24"], "{addresses:?}");
-    announced(machine, [2, 0, 0, 0, 0, 0x2b], [10, 0, 3, 7]).await?;
-    ran(c, "echo second; read line").await.context("the second workload")?;
+    check_announcement(machine, [2, 0, 0, 0, 0, 0x2b], [10, 0, 3, 7]).await?;
+    run_workload(c, "echo second; read line").await.context("the second workload")?;
     let who = exec(c, sh(WHO), vec![]).await?.text();
     ensure!(who.starts_with("other\n") && who.contains("mtu 1500"), "{who}");
     for trace in TRACES {
@@ -157,7 +157,7 @@ async fn is_another(machine: &Machine, c: &mut Client) -> Result<()> {
 }
 
 /// Starts a workload and checks that it first prints the second word of `script`.
-async fn ran(c: &mut Client, script: &str) -> Result<()> {
+async fn run_workload(c: &mut Client, script: &str) -> Result<()> {
     c.start_workload(StartWorkloadRequest { process: Some(Process { stdin: true, ..sh(script) }) }).await?;
     let mut logs = c.logs(LogsRequest { from_offset: 0 }).await?.into_inner();
     let first = logs.message().await?.context("no output")?;
@@ -167,7 +167,7 @@ async fn ran(c: &mut Client, script: &str) -> Result<()> {
 }
 
 /// Waits for the exit of the workload, and for the end of its output.
-async fn ended(c: &mut Client) -> Result<()> {
+async fn wait_workload_end(c: &mut Client) -> Result<()> {
     c.wait_workload(WaitWorkloadRequest {}).await?;
     let mut logs = c.logs(LogsRequest { from_offset: 0 }).await?.into_inner();
     while logs.message().await?.is_some() {}

@@ -45,7 +45,7 @@ impl Machine {
             let has_ended = machine.qemu.try_wait().is_ok_and(|status| status.is_some());
             (has_ended || machine.socket().exists()).then_some(!has_ended)
         });
-        ensure!(listening.with_context(|| machine.story())?, "{}", machine.story());
+        ensure!(listening.with_context(|| machine.diagnostics())?, "{}", machine.diagnostics());
         Ok(Some(machine))
     }
 
@@ -54,7 +54,7 @@ impl Machine {
     }
 
     /// Output of the console and of QEMU, for the message of a failure.
-    pub(crate) fn story(&self) -> String {
+    pub(crate) fn diagnostics(&self) -> String {
         let read = |name: &str| {
             fs::read(self.dir.path().join(name))
                 .map(|b| String::from_utf8_lossy(&b).into_owned())
@@ -64,9 +64,9 @@ impl Machine {
     }
 
     /// Waits for QEMU to exit by itself.
-    pub(crate) fn ended(&mut self, limit: Duration) -> Result<std::process::ExitStatus> {
+    pub(crate) fn wait_exit(&mut self, limit: Duration) -> Result<std::process::ExitStatus> {
         let ended = eventually_blocking(limit, "QEMU ends", || self.qemu.try_wait().transpose());
-        Ok(ended.with_context(|| self.story())??)
+        Ok(ended.with_context(|| self.diagnostics())??)
     }
 
     /// Whether the guest has announced an address: an ARP request of it for itself (RFC 5227, section 3).

@@ -54,7 +54,7 @@ impl Host {
 
     fn limits_of(&self, memory_mib: u64) -> (usize, u64) {
         let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        (cpus, allowed(memory_mib, self.config().memory_overcommit))
+        (cpus, overcommitted_memory(memory_mib, self.config().memory_overcommit))
     }
 }
 
@@ -64,6 +64,6 @@ impl Host {
     clippy::cast_precision_loss,
     reason = "an overcommit factor is not exact"
 )]
-fn allowed(memory_mib: u64, overcommit: f64) -> u64 {
+fn overcommitted_memory(memory_mib: u64, overcommit: f64) -> u64 {
     (memory_mib as f64 * overcommit.max(0.0)) as u64
 }

@@ -159,7 +159,7 @@ impl Host {
     /// [`HostError::Image`], [`HostError::NoCapacity`], [`HostError::Network`], [`HostError::Files`].
     pub async fn create(&self, spec: VmSpec, progress: Arc<dyn Progress>) -> Result<Record, HostError> {
         let host = self.clone();
-        self.run_to_completion(async move { host.create_whole(spec, progress).await }).await
+        self.run_to_completion(async move { host.create_vm(spec, progress).await }).await
     }
 
     /// Runs `work` in a task of the host, which completes even if the caller is dropped.
@@ -174,8 +174,8 @@ impl Host {
         answer.await.unwrap_or(Err(HostError::Stopping))
     }
 
-    async fn create_whole(&self, spec: VmSpec, progress: Arc<dyn Progress>) -> Result<Record, HostError> {
-        if let Some(existing) = self.existing(&spec)? {
+    async fn create_vm(&self, spec: VmSpec, progress: Arc<dyn Progress>) -> Result<Record, HostError> {
+        if let Some(existing) = self.find_existing(&spec)? {
             return Ok(existing);
         }
         self.check_driver(&spec.driver)?;
@@ -260,7 +260,7 @@ impl Host {
         let _leave_nothing = remove_class_dirs(&class_dirs(self.config(), id));
     }
 
-    fn existing(&self, spec: &VmSpec) -> Result<Option<Record>, HostError> {
+    fn find_existing(&self, spec: &VmSpec) -> Result<Option<Record>, HostError> {
         let Some(view) = self.named(&spec.name) else { return Ok(None) };
         let record = &view.record;
         let same = record.owner.uid == spec.owner.uid
@@ -317,7 +317,7 @@ impl Host {
         kernel: Option<PathBuf>,
         found: &[VolumeSource],
     ) -> Result<Record, HostError> {
-        let lender = spec.address_of.as_ref().map(|name| self.lender(name, &id)).transpose()?;
+        let lender = spec.address_of.as_ref().map(|name| self.borrow_address(name, &id)).transpose()?;
         let wanted = lender.as_ref().map_or(spec.address, |lender| lender.record.address);
         let mac = lender.as_ref().map_or_else(|| MacAddr::of(&id), |lender| lender.record.mac);
         let request = NetworkRequest {
@@ -401,7 +401,7 @@ impl Host {
     }
 
     /// Returns the VM whose address a new one borrows, and registers the borrower with the network.
-    fn lender(&self, name: &VmName, borrower: &VmId) -> Result<Arc<View>, HostError> {
+    fn borrow_address(&self, name: &VmName, borrower: &VmId) -> Result<Arc<View>, HostError> {
         let lender = self.find(name.as_str(), Access::Change)?;
         self.0.addresses.borrow(borrower, &lender.record.id);
         Ok(lender)

@@ -49,7 +49,7 @@ impl Directory {
     }
 
     /// VM with this id, else with this name.
-    fn exact(&self, wanted: &str) -> Option<&Handle> {
+    fn find_exact(&self, wanted: &str) -> Option<&Handle> {
         let with_id = || self.with_id(&wanted.parse().ok()?);
         with_id().or_else(|| self.named(&wanted.parse().ok()?))
     }
@@ -160,6 +160,6 @@ impl Host {
         let directory = self.0.directory();
         let live =
             directory.by_name.iter().filter_map(|(known, id)| Some((directory.with_id(id)?, id, known)));
-        resolve(access, name, directory.exact(name), live).cloned()
+        resolve(access, name, directory.find_exact(name), live).cloned()
     }
 }

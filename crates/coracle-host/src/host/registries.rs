@@ -40,7 +40,7 @@ impl Host {
         let base = SnapshotBase { name: info.image, digest: info.image_digest, manifest };
         let options = self.disk_options(reference, PullOrigin::Local);
         let pushed = push_snapshot(&sources, &about, &base, reference, &options, progress).await;
-        pushed.map_err(failed(reference))
+        pushed.map_err(registry_error(reference))
     }
 
     /// Pulls a snapshot from a registry, under `name`. The snapshot is checked before its data are transferred. If the
@@ -92,7 +92,7 @@ impl Host {
                 Ok(Some(info))
             }
             Err(ImageError::Oci(OciError::NotFound { .. })) => Ok(None),
-            Err(error) => Err(failed(reference)(error)),
+            Err(error) => Err(registry_error(reference)(error)),
         }
     }
 
@@ -102,7 +102,7 @@ impl Host {
     /// [`HostError::Image`] with the registry's error.
     pub async fn delete_remote_snapshot(&self, reference: &Reference) -> Result<(), HostError> {
         let options = self.disk_options(reference, PullOrigin::Local);
-        delete_snapshot(reference, &options).await.map_err(failed(reference))
+        delete_snapshot(reference, &options).await.map_err(registry_error(reference))
     }
 }
 
@@ -113,16 +113,16 @@ async fn fill(
     options: &DiskOptions,
     progress: DiskProgress,
 ) -> Result<SnapshotInfo, HostError> {
-    let found = find_snapshot(reference, options).await.map_err(failed(reference))?;
+    let found = find_snapshot(reference, options).await.map_err(registry_error(reference))?;
     let info = remote::read(&found, part).map_err(|source| HostError::Archive { source })?;
     let dir = part.dir().to_owned();
     let made = files::blocking(move || std::fs::create_dir_all(dir)).await;
     made.map_err(|source| HostError::Archive { source })?;
-    found.fetch(&remote::FILES, part.dir(), progress).await.map_err(failed(reference))?;
+    found.fetch(&remote::FILES, part.dir(), progress).await.map_err(registry_error(reference))?;
     Ok(info)
 }
 
-fn failed(reference: &Reference) -> impl FnOnce(ImageError) -> HostError + use<> {
+fn registry_error(reference: &Reference) -> impl FnOnce(ImageError) -> HostError + use<> {
     let reference = reference.to_string();
     move |source| HostError::Image { reference, source }
 }

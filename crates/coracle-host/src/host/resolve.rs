@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     /// Result for VMs of these names: the name that is found, `?` for ambiguous, `-` for not found.
-    fn found(access: Access, wanted: &str, names: &[&str]) -> String {
+    fn resolve_name(access: Access, wanted: &str, names: &[&str]) -> String {
         let names: Vec<VmName> = names.iter().map(|name| name.parse().unwrap()).collect();
         let ids: Vec<VmId> = names.iter().map(VmId::of_name).collect();
         let known = names.iter().zip(&ids).map(|(name, id)| (name.to_string(), id, name));
@@ -81,7 +81,7 @@ mod tests {
             ("reading: empty", Read, "", &["web"], "-"),
             ("reading: no match", Read, "x", &["web"], "-"),
         ] {
-            assert_eq!(found(access, wanted, names), want, "{why}");
+            assert_eq!(resolve_name(access, wanted, names), want, "{why}");
         }
     }
 }

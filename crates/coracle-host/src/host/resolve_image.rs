@@ -166,7 +166,7 @@ impl Host {
         options: &PullOptions,
         progress: Arc<dyn Progress>,
     ) -> Result<NodeImage, HostError> {
-        if !self.0.private_images.concerns(reference, &options.credentials) {
+        if !self.0.private_images.needs_decision(reference, &options.credentials) {
             return self.find_or_pull(reference, options, progress).await;
         }
         let is_here = self.is_image_here(reference).await?;
@@ -187,7 +187,7 @@ impl Host {
         let asked = PullOptions { policy, ..options.clone() };
         let image = self.find_or_pull(reference, &asked, progress).await?;
         if !is_here || policy == PullPolicy::Always {
-            private_images.accepted(wanted).await.map_err(state)?;
+            private_images.record_accepted(wanted).await.map_err(state)?;
         }
         Ok(image)
     }

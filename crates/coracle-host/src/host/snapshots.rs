@@ -391,7 +391,8 @@ impl Host {
     ) -> Result<Record, HostError> {
         let volumes = self.restored_volumes(info, id, found)?;
         let images = self.restored_images(info, spec.origin).await?;
-        let metadata = if spec.metadata.is_empty() { inherited(&info.metadata) } else { spec.metadata };
+        let metadata =
+            if spec.metadata.is_empty() { inherited_metadata(&info.metadata) } else { spec.metadata };
         let (owner, origin) = (spec.owner, spec.origin);
         // Checked again, because an imported archive may name any path, and a later boot would start that kernel.
         let kernel = match info.kernel.as_ref().and_then(|path| path.to_str()) {
@@ -548,7 +549,7 @@ impl Host {
     /// Names for forks that no VM has.
     fn fork_names(&self, prefix: &VmName, count: u32) -> Result<Vec<VmName>, HostError> {
         let known: HashSet<VmName> = self.list().iter().map(|view| view.record.name.clone()).collect();
-        let free = (1u32..).map(|n| numbered(prefix, n));
+        let free = (1u32..).map(|n| numbered_name(prefix, n));
         let free = free.filter(|name| name.as_ref().map_or(true, |name| !known.contains(name)));
         free.take(usize::try_from(count).unwrap_or(usize::MAX)).collect()
     }
@@ -588,7 +589,7 @@ fn copy_files(
 }
 
 /// Returns `prefix-number`, with the prefix cut so that the name is a valid host name.
-fn numbered(prefix: &VmName, number: u32) -> Result<VmName, HostError> {
+fn numbered_name(prefix: &VmName, number: u32) -> Result<VmName, HostError> {
     let number = number.to_string();
     let room = HOSTNAME_MAX.saturating_sub(number.len() + 1);
     let prefix: String = prefix.as_str().chars().take(room).collect();
@@ -598,7 +599,7 @@ fn numbered(prefix: &VmName, number: u32) -> Result<VmName, HostError> {
 
 /// Metadata that a restored VM inherits from its snapshot. The annotations that push an image or remove the VM are dropped: the
 /// maker of the snapshot must not decide what this node pushes, and no command owns the copy.
-fn inherited(metadata: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+fn inherited_metadata(metadata: &BTreeMap<String, String>) -> BTreeMap<String, String> {
     let own = [COMMIT_ANNOTATION, REMOVE_ANNOTATION];
     let kept = metadata.iter().filter(|(key, _)| !own.contains(&key.as_str()));
     kept.map(|(key, value)| (key.clone(), value.clone())).collect()
@@ -610,7 +611,7 @@ mod tests {
 
     #[test]
     fn copy_names_are_numbered_and_bounded() {
-        let numbered = |prefix: &str, n| numbered(&prefix.parse().unwrap(), n).unwrap().to_string();
+        let numbered = |prefix: &str, n| numbered_name(&prefix.parse().unwrap(), n).unwrap().to_string();
         assert_eq!(numbered("web", 3), "web-3");
         assert_eq!(numbered(&"a".repeat(253), 64).len(), HOSTNAME_MAX);
     }
@@ -619,7 +620,7 @@ mod tests {
     fn snapshot_drops_the_commit_annotation() {
         let words = [(COMMIT_ANNOTATION, "elsewhere.example/stolen"), ("team", "ml")];
         let words = words.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
-        assert_eq!(inherited(&words), [("team".to_owned(), "ml".to_owned())].into());
+        assert_eq!(inherited_metadata(&words), [("team".to_owned(), "ml".to_owned())].into());
     }
 
     #[test]

@@ -22,7 +22,7 @@ impl Host {
     ) -> Result<(), HostError> {
         match image {
             NodeImage::Container(image) => self.verify_digest(reference, &image.digest, keys, options).await,
-            NodeImage::Disk(_) => Err(of_disk_image(reference)),
+            NodeImage::Disk(_) => Err(disk_image_error(reference)),
         }
     }
 
@@ -44,7 +44,7 @@ impl Host {
                 let options = PullOptions { origin, ..PullOptions::default() };
                 self.verify_digest(&reference, &digest, keys, &options).await
             }
-            _ => Err(of_disk_image(&reference)),
+            _ => Err(disk_image_error(&reference)),
         }
     }
 
@@ -83,7 +83,7 @@ impl Host {
     }
 }
 
-fn of_disk_image(reference: &Reference) -> HostError {
+fn disk_image_error(reference: &Reference) -> HostError {
     let reason = "signatures of disk images are not looked for".to_owned();
     HostError::Unsigned { reference: reference.to_string(), reason }
 }

@@ -123,11 +123,11 @@ impl From<HostError> for Failure {
 async fn launch_until(boot: &Boot, record: &Record, deadline: Instant) -> Result<Launched, HostError> {
     let launch = launch(&boot.shared, record).instrument(info_span!("launch_vmm"));
     let launched = timeout_at(deadline, launch).await;
-    launched.unwrap_or_else(|_| Err(boot.failed("the VMM did not start in time".to_owned())))
+    launched.unwrap_or_else(|_| Err(boot.boot_error("the VMM did not start in time".to_owned())))
 }
 
 impl Boot {
-    fn failed(&self, why: String) -> HostError {
+    fn boot_error(&self, why: String) -> HostError {
         let why = format!("{why}{}", last_words(&self.console));
         HostError::Boot { name: self.record.name.to_string(), why }
     }
@@ -189,12 +189,12 @@ async fn await_workload(
     let outcome = tokio::select! {
         outcome = timeout_at(deadline, ready) => outcome,
         _ = shared.node.driver.exited(vmm) => {
-            let error = boot.failed("the VMM exited".to_owned());
+            let error = boot.boot_error("the VMM exited".to_owned());
             return Err(Failure { error, may_boot_again: !has_own_kernel });
         }
         // Only for disk images: the kernel of the node powers the VM off when it panics.
         reason = kernel_panic(&console), if has_own_kernel && is_boot => {
-            let error = boot.failed(format!("its kernel panicked: {reason}"));
+            let error = boot.boot_error(format!("its kernel panicked: {reason}"));
             return Err(Failure { error, may_boot_again: true });
         }
     };
@@ -211,7 +211,7 @@ async fn await_workload(
         Ok(result) => Ok(result?),
         Err(_) => {
             let limit = limit(shared, record).as_secs();
-            Err(boot.failed(format!("the guest was not ready within {limit} s")).into())
+            Err(boot.boot_error(format!("the guest was not ready within {limit} s")).into())
         }
     }
 }
@@ -375,7 +375,7 @@ async fn serve_shared_dirs(
     let volumes = record.volumes.iter();
     for volume in volumes.filter(|v| v.kind == VolumeKind::SharedDir && v.phase == VolumePhase::Attached) {
         let opened = boot.shared_dirs.open(volume, paths.folder_table(&volume.name)).await;
-        opened.map_err(|e| boot.failed(format!("open shared directory {}: {e}", volume.name)))?;
+        opened.map_err(|e| boot.boot_error(format!("open shared directory {}: {e}", volume.name)))?;
         let serving = boot.shared_dirs.clone().serve(volume.name.clone(), session, client.clone());
         boot.served.spawn(serving);
     }

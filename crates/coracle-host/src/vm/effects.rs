@@ -84,17 +84,17 @@ impl Context {
         match action {
             Action::Try(action) => {
                 let name = name(&action);
-                if let Err(error) = self.within(limit(&action), *action).await {
+                if let Err(error) = self.run_within(limit(&action), *action).await {
                     tracing::warn!(vm = %self.record.id, action = name, error = error.chain(), "action failed");
                 }
                 Ok(JobOutcome::Done)
             }
-            Action::Within(limit, action) => self.within(limit, *action).await,
-            action => self.within(limit(&action), action).await,
+            Action::Within(limit, action) => self.run_within(limit, *action).await,
+            action => self.run_within(limit(&action), action).await,
         }
     }
 
-    async fn within(&mut self, limit: Duration, action: Action) -> Result<JobOutcome, HostError> {
+    async fn run_within(&mut self, limit: Duration, action: Action) -> Result<JobOutcome, HostError> {
         let operation = name(&action);
         let late = || {
             let why = format!("it took longer than {} s", limit.as_secs());
@@ -102,10 +102,10 @@ impl Context {
             HostError::Files { operation, id: self.record.id.clone(), source }
         };
         let late = late();
-        timeout(limit, self.act(action)).await.unwrap_or(Err(late))
+        timeout(limit, self.run_action(action)).await.unwrap_or(Err(late))
     }
 
-    async fn act(&mut self, action: Action) -> Result<JobOutcome, HostError> {
+    async fn run_action(&mut self, action: Action) -> Result<JobOutcome, HostError> {
         let done = match action {
             Action::Find => return Ok(JobOutcome::Found(self.find().await)),
             Action::ListContainers => return self.list_containers().await,
@@ -164,7 +164,7 @@ impl Context {
         self.record.name.to_string()
     }
 
-    fn files_failed(&self, operation: &'static str) -> impl FnOnce(io::Error) -> HostError + use<> {
+    fn files_error(&self, operation: &'static str) -> impl FnOnce(io::Error) -> HostError + use<> {
         let id = self.record.id.clone();
         move |source| HostError::Files { operation, id, source }
     }

@@ -69,7 +69,7 @@ pub(super) async fn run(
             Some((logs, statistics)) => {
                 tokio::select! {
                     () = session::follow(&client, logs, statistics, &shared.node.clock, &reports, &mut budget) => {}
-                    () = pulse(&client, &paused) => {}
+                    () = wait_until_unresponsive(&client, &paused) => {}
                 }
                 None
             }
@@ -116,12 +116,12 @@ async fn follow_session(
     tokio::select! {
         end = wait => end,
         () = output => None,
-        () = pulse(client, paused) => None,
+        () = wait_until_unresponsive(client, paused) => None,
     }
 }
 
 /// Returns when the guest has stopped answering although its vCPUs run.
-async fn pulse(client: &GuestClient, paused: &watch::Receiver<bool>) {
+async fn wait_until_unresponsive(client: &GuestClient, paused: &watch::Receiver<bool>) {
     let mut missed = 0;
     while missed < 2 {
         sleep(PULSE).await;

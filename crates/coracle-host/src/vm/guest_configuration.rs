@@ -15,14 +15,14 @@ pub(super) fn guest_configuration(
     let mut request = configuration(&node.config, record, node.network.subnet(), entropy, node.clock.now());
     if let (Some(network), Some(made)) = (&mut request.network, node.network.guest_network(&record.id)) {
         let has_resolver = record.disk_image_vm.as_ref().is_some_and(|settings| settings.resolver.is_some());
-        take(network, made, (!has_resolver).then_some(&node.config.nameservers));
+        apply_cni_result(network, made, (!has_resolver).then_some(&node.config.nameservers));
     }
     request
 }
 
 /// Applies a CNI result to the network configuration. `nameservers`: those of the node, used if the network names none; `None`
 /// for a VM with its own resolver. Pure.
-fn take(network: &mut pb::Network, made: CniAddresses, nameservers: Option<&Vec<String>>) {
+fn apply_cni_result(network: &mut pb::Network, made: CniAddresses, nameservers: Option<&Vec<String>>) {
     network.address = format!("{}/{}", made.address, made.prefix);
     network.gateway = made.gateway.map(|gateway| gateway.to_string()).unwrap_or_default();
     network.ipv6 = made.ipv6.as_ref().map(ipv6);
@@ -69,7 +69,7 @@ mod tests {
             ("a resolver of the VM stays", made(&["10.22.0.1"]), None, "9.9.9.9"),
         ] {
             let mut network = pb::Network { nameservers: vec!["9.9.9.9".into()], ..pb::Network::default() };
-            take(&mut network, from, of_node);
+            apply_cni_result(&mut network, from, of_node);
             assert_eq!(network.nameservers, [want], "{why}");
             assert_eq!((network.address.as_str(), network.gateway.as_str()), ("10.22.0.5/16", "10.22.0.1"));
             let ipv6 = pb::Ipv6 { address: "fd00::5/64".into(), gateway: String::new() };

@@ -25,7 +25,7 @@ const NOT_FOUND: (i32, &str) = (127, ": not found");
 pub(super) async fn run(guest: &GuestClient, vm: &str, hook: Hook) -> Result<(), HostError> {
     let failed = |why: String| HostError::Hook { name: vm.to_owned(), hook: hook.name(), why };
     match timeout(LIMIT, exec(guest, hook)).await {
-        Ok(Ok((exit, words))) => judge(&exit, &words).map_err(failed),
+        Ok(Ok((exit, words))) => check_exit(&exit, &words).map_err(failed),
         Ok(Err(source)) => Err(HostError::Guest { name: vm.to_owned(), operation: "run a hook", source }),
         Err(_) => Err(failed(format!("it did not end within {} s", LIMIT.as_secs()))),
     }
@@ -49,7 +49,7 @@ async fn exec(guest: &GuestClient, hook: Hook) -> Result<(pb::ExitStatus, Vec<u8
     Err(GuestError::unavailable("the session ended before the hook did"))
 }
 
-fn judge(exit: &pb::ExitStatus, words: &[u8]) -> Result<(), String> {
+fn check_exit(exit: &pb::ExitStatus, words: &[u8]) -> Result<(), String> {
     let how = match exit {
         pb::ExitStatus { code: 0, signal: 0, .. } => return Ok(()),
         pb::ExitStatus { code, error, .. } if *code == NOT_FOUND.0 && error.ends_with(NOT_FOUND.1) => {
@@ -85,7 +85,7 @@ mod tests {
             ("it says why", exit(1, 0, ""), "busy\x1b[2J\n", Err("it exited with code 1: busy [2J")),
             ("killed", exit(137, 9, ""), "", Err("it was killed by signal 9")),
         ] {
-            assert_eq!(judge(&exit, words.as_bytes()), want.map_err(str::to_owned), "{why}");
+            assert_eq!(check_exit(&exit, words.as_bytes()), want.map_err(str::to_owned), "{why}");
         }
     }
 }

@@ -55,7 +55,7 @@ pub(super) enum GuestConnection {
 }
 
 impl GuestConnection {
-    fn on(channel: Option<UnixStream>) -> Self {
+    fn from_channel(channel: Option<UnixStream>) -> Self {
         channel.map_or(Self::None, Self::Channel)
     }
 
@@ -224,7 +224,7 @@ fn fits(record: &Record, pooled: &PooledVmm) -> bool {
 }
 
 /// Disk that is mounted in the pooled instance, if the VM begins with a disk of that size.
-fn mounted(record: &Record, paths: &VmPaths, pooled: &PooledVmm) -> DiskSource {
+fn premounted_disk(record: &Record, paths: &VmPaths, pooled: &PooledVmm) -> DiskSource {
     match pooled.disk() {
         Some(disk) if pooled.disk_mib == record.disk_mib && !paths.own_disk(record).exists() => {
             DiskSource::Mounted(disk.to_owned())
@@ -301,7 +301,7 @@ async fn start_pooled(
 ) -> Result<Launched, HostError> {
     let pooled = claim.assign(&record.id).await?;
     let paths = VmPaths::of(&shared.node.config, &record.id);
-    let disk_source = mounted(record, &paths, &pooled);
+    let disk_source = premounted_disk(record, &paths, &pooled);
     let given = matches!(disk_source, DiskSource::Mounted(_));
     let id = pooled.vmm_config.id.clone();
     match fill(shared, record, lease, &pooled, disk_source).await {
@@ -360,7 +360,7 @@ async fn clone(
     let Cloned { process: vmm, channel } =
         templates.start_clone(&vmm_config, template).await.map_err(driver)?;
     let from = StartedFrom { template: Some(key.clone()), premounted, pooled: false };
-    Ok(Launched { vmm_config, vmm, origin: Origin::Cloned(GuestConnection::on(channel)), from })
+    Ok(Launched { vmm_config, vmm, origin: Origin::Cloned(GuestConnection::from_channel(channel)), from })
 }
 
 /// Starts a VMM with the memory of a hibernated VM, if this host is compatible with the one that saved it.
@@ -377,7 +377,7 @@ async fn restore(
     let Cloned { process: vmm, channel } = load(shared, record, &vmm_config, saved).await?;
     let from =
         StartedFrom { template: record.template.clone(), premounted: record.premounted, pooled: false };
-    Ok(Launched { vmm_config, vmm, origin: Origin::Restored(GuestConnection::on(channel)), from })
+    Ok(Launched { vmm_config, vmm, origin: Origin::Restored(GuestConnection::from_channel(channel)), from })
 }
 
 async fn load(

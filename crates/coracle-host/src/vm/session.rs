@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use super::container_table::ContainerLogs;
 use super::reports::Reports;
-use super::text::bounded;
+use super::text::sanitise_text;
 use crate::{Exit, GuestClient};
 use coracle_lifecycle::{ContainerEnd, RunEvent};
 use coracle_record::TERMINATION_MESSAGE_MAX;
@@ -103,7 +103,7 @@ impl Receipts {
 
 fn end(exited: &pb::ContainerExited) -> Option<ContainerEnd> {
     let pb::ExitStatus { code, signal, error } = exited.exit.clone().unwrap_or_default();
-    let exit = Exit { code, signal, error: bounded(error) };
+    let exit = Exit { code, signal, error: sanitise_text(error) };
     let message = exited.termination_message.get(..TERMINATION_MESSAGE_MAX);
     let message = message.unwrap_or(&exited.termination_message);
     Some(ContainerEnd {

@@ -221,7 +221,7 @@ impl Task {
             Effect::Publish(kind) => self.publish(state, kind),
             Effect::Answer(ticket, answer) => self.answer(state, ticket, answer),
             Effect::ReleaseClaim(volume) => self.shared.claims.release(&state.record.id, &volume),
-            Effect::Gone { vmm_left } => self.gone(state, vmm_left),
+            Effect::Gone { vmm_left } => self.release_resources(state, vmm_left),
         }
     }
 
@@ -253,7 +253,7 @@ impl Task {
         }
     }
 
-    fn gone(&mut self, state: &State, vmm_left: bool) {
+    fn release_resources(&mut self, state: &State, vmm_left: bool) {
         self.is_vmm_left = vmm_left;
         self.shared.node.network.release(&state.record.id);
         if !vmm_left {

@@ -8,7 +8,7 @@ use coracle_logs::LogWriter;
 use coracle_proto::guest as pb;
 
 use super::effects::lock;
-use super::text::bounded;
+use super::text::sanitise_text;
 use crate::{Exit, LogEntry, LogStream};
 
 /// Interval of heartbeats. The session is lost after two that were not answered.
@@ -46,6 +46,6 @@ impl WorkloadLog {
 /// End of the workload in a report of the guest; `None` if the report has no exit status.
 pub(super) fn workload_end(end: pb::WaitWorkloadResponse) -> Option<WorkloadEnd> {
     let exit = end.exit?;
-    let exit = Exit { code: exit.code, signal: exit.signal, error: bounded(exit.error) };
+    let exit = Exit { code: exit.code, signal: exit.signal, error: sanitise_text(exit.error) };
     Some(WorkloadEnd { exit, oom_killed: end.oom_killed })
 }

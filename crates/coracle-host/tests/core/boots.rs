@@ -55,25 +55,25 @@ async fn create_of_disk_image(node: &Node, host: &Host, name: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn machine_that_ends_while_it_boots_is_booted_again() {
+async fn boot_is_retried_twice_after_vmm_exit() {
     let node = Node::new().await;
     let host = node.open().await;
     create(&host, "web").await;
-    starts_but_for(&node, &host, (End::Exit, "the VMM exited")).await;
+    check_starts(&node, &host, (End::Exit, "the VMM exited")).await;
     host.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn system_whose_kernel_panics_while_it_boots_is_booted_again() {
+async fn boot_is_retried_twice_after_kernel_panic() {
     let node = Node::new().await;
     let host = node.open().await;
     create_of_disk_image(&node, &host, "web").await;
-    starts_but_for(&node, &host, (End::Panic, "its kernel panicked: IO-APIC + timer")).await;
+    check_starts(&node, &host, (End::Panic, "its kernel panicked: IO-APIC + timer")).await;
     host.shutdown().await;
 }
 
 /// Two VMMs may end while they boot, and the third one becomes the VM's. The end of a third one fails the start.
-async fn starts_but_for(node: &Node, host: &Host, (end, why): (End, &str)) {
+async fn check_starts(node: &Node, host: &Host, (end, why): (End, &str)) {
     for (ends, comes_up) in [(3, false), (2, true), (1, true)] {
         let before = node.machines.starts();
         node.machines.set_boot_time(Duration::from_secs(3600));

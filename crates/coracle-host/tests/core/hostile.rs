@@ -48,7 +48,7 @@ async fn run(host: &Host, vm: &str, name: &str, argv: &[&str]) {
 }
 
 /// Runs a container in another VM from start to end, within the time limit.
-async fn other_answers(host: &Host, turn: u32) {
+async fn assert_other_vm_answers(host: &Host, turn: u32) {
     let began = Instant::now();
     let name = format!("c{turn}");
     run(host, "other", &name, &["echo", "here"]).await;
@@ -60,14 +60,14 @@ async fn other_answers(host: &Host, turn: u32) {
 }
 
 /// Runs the attack and returns what reached the host.
-async fn attacked(host: &Host, node: &Node, word: &str) -> Sent {
+async fn run_attack(host: &Host, node: &Node, word: &str) -> Sent {
     sandbox(host, "pod").await;
     let instance = host.get("pod").unwrap().record.instance.clone().unwrap();
     run(host, "pod", "main", &["hostile", word]).await;
     let began = Instant::now();
     let mut turn = 0;
     while began.elapsed() < ATTACK {
-        other_answers(host, turn).await;
+        assert_other_vm_answers(host, turn).await;
         turn += 1;
         elapse(Duration::from_millis(50)).await;
     }
@@ -103,7 +103,7 @@ async fn hostile_guest_is_bounded_and_harms_no_other() {
         ("sessions", Sent { bytes: 0, messages: 0, sessions: 2 }, (0, 0, SESSIONS_MAX)),
         ("freeze", Sent { bytes: 0, messages: 0, sessions: 1 }, (0, 0, SESSIONS_MAX)),
     ] {
-        let sent = attacked(&host, &node, word).await;
+        let sent = run_attack(&host, &node, word).await;
         println!("{word}: {sent:?}");
         assert!(
             sent.bytes >= least.bytes && sent.messages >= least.messages && sent.sessions >= least.sessions,

@@ -144,7 +144,7 @@ async fn restart_prepares_the_filter_of_running_vms_first() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn running_vm_without_an_address_here_is_cut_off() {
+async fn running_vm_outside_the_new_subnet_is_cut_off() {
     let node = Node::new().await;
     let host = node.open().await;
     create(&host, "web").await;

@@ -53,7 +53,7 @@ impl World {
         Ok(())
     }
 
-    async fn refused(&self, image: &str, keys: &str, why: &str) {
+    async fn assert_refused(&self, image: &str, keys: &str, why: &str) {
         let status = self.create(image, keys).await.unwrap_err();
         assert_eq!(status.code(), Code::PermissionDenied, "{status:?}");
         assert_eq!(status.metadata().get("coracle-code").unwrap(), "COR-IMG-020");
@@ -90,15 +90,15 @@ async fn image_must_be_signed_by_a_key_of_the_caller() {
     let of_another = sign(&other, &of_other);
 
     world.create(&app, "").await.unwrap();
-    world.refused(&app, &of_another, "0 signatures").await;
+    world.assert_refused(&app, &of_another, "0 signatures").await;
     let own = sign(&app, &of_app);
-    world.refused(&app, &of_another, "1 signatures in its repository, none by the keys").await;
+    world.assert_refused(&app, &of_another, "1 signatures in its repository, none by the keys").await;
     world.create(&app, &own).await.unwrap();
     world.create(&app, &format!("{of_another}{own}")).await.unwrap();
     // A signature is valid for its own image only.
     copy_signatures(&app, &of_app, &of_other);
-    world.refused(&other, &own, "1 signatures").await;
-    world.refused(IMAGE, &own, "made on this node").await;
+    world.assert_refused(&other, &own, "1 signatures").await;
+    world.assert_refused(IMAGE, &own, "made on this node").await;
     let status = world.create(&app, "no PEM").await.unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
     // Without the registry, verified images are known and all others are refused.

@@ -29,7 +29,7 @@ async fn create_temporary(host: &Host, name: &str, when: RemoveWhen) {
 }
 
 /// Waits until the node has exactly these VMs.
-async fn left(host: &Host, want: &[&str]) {
+async fn wait_for_vms(host: &Host, want: &[&str]) {
     let want: HashSet<_> = want.iter().map(|name| (*name).to_owned()).collect();
     let all = || host.list().iter().map(|view| view.record.name.to_string()).collect::<HashSet<_>>();
     let seen = eventually(&format!("{want:?} are left"), async || (all() == want).then_some(())).await;
@@ -49,10 +49,10 @@ async fn vm_that_no_client_holds_is_removed() {
         create_temporary(&host, name, RemoveWhen::Released).await;
     }
     host.start("runs", None).await.unwrap();
-    left(&host, &["kept", "held"]).await;
+    wait_for_vms(&host, &["kept", "held"]).await;
     assert_eq!(node.machines.running(), 0, "one that ran is gone, too");
     drop(hold);
-    left(&host, &["kept"]).await;
+    wait_for_vms(&host, &["kept"]).await;
     assert!(matches!(host.hold("held"), Err(HostError::NotFound { .. })));
     host.shutdown().await;
 }
@@ -69,9 +69,9 @@ async fn temporary_vm_is_removed_once_powered_off() {
     for name in ["ends", "read"] {
         host.stop(name, Duration::ZERO, None).await.unwrap();
     }
-    left(&host, &["runs", "read"]).await;
+    wait_for_vms(&host, &["runs", "read"]).await;
     drop(reads);
-    left(&host, &["runs"]).await;
+    wait_for_vms(&host, &["runs"]).await;
     host.shutdown().await;
 }
 
@@ -87,7 +87,7 @@ async fn restarted_daemon_removes_released_temporary_vms() {
     host.shutdown().await;
     drop(host);
     let host = open(&node, Duration::from_millis(200)).await;
-    left(&host, &["runs"]).await;
+    wait_for_vms(&host, &["runs"]).await;
     host.shutdown().await;
 }
 

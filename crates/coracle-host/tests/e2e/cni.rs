@@ -41,7 +41,7 @@ async fn open(node: &Node) -> Host {
 
 /// Waits until the guest opens or refuses a connection, which proves that packets pass both ways. The network takes a second or
 /// two.
-async fn answers(address: Ipv6Addr) {
+async fn wait_for_answer(address: Ipv6Addr) {
     let answered = eventually_within(Duration::from_secs(15), "an answer by IPv6", async || {
         match timeout(Duration::from_secs(1), TcpStream::connect((address, 80))).await {
             Ok(Err(error)) => (error.kind() == ErrorKind::ConnectionRefused).then_some(()),
@@ -76,10 +76,10 @@ fn vm_has_the_addresses_routes_and_mtu_of_its_cni_network() {
         }
         assert!(page(&web).await.ends_with("hello from the guest\n"), "from the node");
         let address6 = web.address6.expect("an IPv6 address");
-        answers(address6).await;
+        wait_for_answer(address6).await;
         host.hibernate("web", None).await.unwrap();
         assert_eq!(host.start("web", None).await.unwrap().address6, Some(address6), "woken");
-        answers(address6).await;
+        wait_for_answer(address6).await;
         host.shutdown().await;
         drop(host);
         let host = open(&node).await;

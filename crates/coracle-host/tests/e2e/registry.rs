@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::{Node, counted, counter, exec, run, until_counted};
+use crate::support::{Node, counter, exec, last_number, run, wait_until_counted};
 use coracle_frontends::HostService;
 use coracle_host::{COMMIT_ANNOTATION, Host, HostError, Record, RestoreSpec, SnapshotName, VmSpec};
 use coracle_image::{PullOptions, PullPolicy, PushOptions};
@@ -19,7 +19,7 @@ use coracle_testkit::{netns, tools};
 use coracle_types::VmState;
 use tonic::Request;
 
-fn quiet() -> coracle_disk::DiskProgress {
+fn no_progress() -> coracle_disk::DiskProgress {
     Arc::new(|_, _| {})
 }
 
@@ -33,7 +33,7 @@ fn named(name: &str) -> SnapshotName {
 }
 
 /// Names in the snapshots' directory, including hidden ones.
-fn left(node: &Node) -> Vec<String> {
+fn snapshot_entries(node: &Node) -> Vec<String> {
     let entries = fs::read_dir(node.state().join("snapshots")).unwrap();
     entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect()
 }
@@ -87,9 +87,9 @@ async fn interrupted_pull_resumes(node: &Node, registry: &DebianRegistry, whole:
     let gate = Gate::start(registry.address(), whole / 2).unwrap();
     let place: Reference = format!("{}/vms/web:moving", gate.address()).parse().unwrap();
     let host = node.open().await;
-    let cut = host.pull_snapshot(&place, named("cut"), quiet()).await.unwrap_err();
+    let cut = host.pull_snapshot(&place, named("cut"), no_progress()).await.unwrap_err();
     assert!(matches!(&cut, HostError::Image { source, .. } if source.is_transient()), "{}", cut.chain());
-    assert_eq!(left(node), [".pull-cut"]);
+    assert_eq!(snapshot_entries(node), [".pull-cut"]);
     assert_eq!(host.snapshots().await.unwrap(), [], "it is not visible yet");
     host.shutdown().await;
     drop(host);
@@ -97,11 +97,11 @@ async fn interrupted_pull_resumes(node: &Node, registry: &DebianRegistry, whole:
     let host = node.open().await;
     gate.open();
     let before = gate.sent();
-    host.pull_snapshot(&place, named("cut"), quiet()).await.unwrap();
+    host.pull_snapshot(&place, named("cut"), no_progress()).await.unwrap();
     let again = gate.sent() - before;
     // Half was present, except for the chunks in flight. The manifest and the response headers are transferred again.
     assert!(again < whole * 3 / 4, "{again} bytes of {whole} were moved after {before}");
-    assert_eq!(left(node), ["cut"]);
+    assert_eq!(snapshot_entries(node), ["cut"]);
     host.delete_snapshot("cut").await.unwrap();
     host
 }
@@ -112,16 +112,16 @@ fn snapshot_moves_to_another_node_through_a_registry() {
         let (Some(node), Some(registry)) = (Node::new().await, registry()) else { return };
         let host = node.open().await;
         let web = counter(&host, "web").await;
-        until_counted(&host, "web", 5).await;
+        wait_until_counted(&host, "web", 5).await;
         host.hibernate("web", None).await.unwrap();
-        let still = counted(&host, "web").await;
+        let still = last_number(&host, "web").await;
         host.save_snapshot("web", Some(named("moving"))).await.unwrap();
         let place: Reference = format!("{}/vms/web:moving", registry.address()).parse().unwrap();
-        let first = host.push_snapshot("moving", &place, quiet()).await.unwrap();
+        let first = host.push_snapshot("moving", &place, no_progress()).await.unwrap();
         assert!(first.moved > 0 && first.moved == first.chunks, "{first:?}");
-        let again = host.push_snapshot("moving", &place, quiet()).await.unwrap();
+        let again = host.push_snapshot("moving", &place, no_progress()).await.unwrap();
         assert_eq!((again.moved, again.digest), (0, first.digest), "the same snapshot moves nothing");
-        let absent = host.push_snapshot("none", &place, quiet()).await.unwrap_err();
+        let absent = host.push_snapshot("none", &place, no_progress()).await.unwrap_err();
         assert_eq!(absent.code(), "COR-SNP-001");
         host.delete("web", true, None).await.unwrap();
         image_of_a_snapshot_stays(&host).await;
@@ -129,21 +129,21 @@ fn snapshot_moves_to_another_node_through_a_registry() {
 
         let other = Node::new().await.unwrap();
         let host = interrupted_pull_resumes(&other, &registry, first.moved_bytes).await;
-        let pulled = host.pull_snapshot(&place, named("arrived"), quiet()).await.unwrap();
+        let pulled = host.pull_snapshot(&place, named("arrived"), no_progress()).await.unwrap();
         assert_eq!((pulled.name.as_str(), pulled.vm.as_str()), ("arrived", "web"));
         assert_eq!(pulled.agent, env!("CARGO_PKG_VERSION"), "the agent in its memory");
-        let taken = host.pull_snapshot(&place, named("arrived"), quiet()).await.unwrap_err();
+        let taken = host.pull_snapshot(&place, named("arrived"), no_progress()).await.unwrap_err();
         assert_eq!(taken.code(), "COR-SNP-002");
         let moved = host.restore("arrived", RestoreSpec::default()).await.unwrap();
         assert_eq!((moved.id, moved.address), (web.id, web.address), "the same machine");
-        until_counted(&host, "web", still + 5).await;
+        wait_until_counted(&host, "web", still + 5).await;
 
         // Content that was changed in the registry is refused and leaves nothing.
         let window = blobs(registry.dir()).swap_remove(0);
         File::options().write(true).open(&window).unwrap().write_all_at(b"damage", 1000).unwrap();
-        let refused = host.pull_snapshot(&place, named("damaged"), quiet()).await.unwrap_err();
+        let refused = host.pull_snapshot(&place, named("damaged"), no_progress()).await.unwrap_err();
         assert_eq!(refused.code(), "COR-IMG-007", "{}", refused.chain());
-        assert_eq!(left(&other), ["arrived"]);
+        assert_eq!(snapshot_entries(&other), ["arrived"]);
         end(host).await;
     });
 }
@@ -153,7 +153,7 @@ async fn image_of(host: &Host, reference: &Reference) -> coracle_image::Image {
 }
 
 /// Runs a command whose VM is committed as `image`, and waits until the VM is off.
-async fn made(host: &Host, name: &str, image: &str, script: &str) -> Record {
+async fn run_and_commit(host: &Host, name: &str, image: &str, script: &str) -> Record {
     let metadata = [(COMMIT_ANNOTATION.to_owned(), image.to_owned())].into();
     let command = ["/bin/sh", "-c", script].map(str::to_owned).to_vec();
     host.create(VmSpec { metadata, command, ..crate::support::spec(name) }, Arc::new(NoProgress))
@@ -179,13 +179,13 @@ fn successful_command_pushes_the_requested_image() {
         let host = node.open().await;
         let place = |tag: &str| format!("{}/build/finished:{tag}", registry.address());
         let script = "echo made > /www/made.html; echo last words";
-        let good = made(&host, "good", &place("good"), script).await;
+        let good = run_and_commit(&host, "good", &place("good"), script).await;
         assert_eq!(good.message, format!("the workload exited with code 0; pushed as {}", place("good")));
         let said: Vec<u8> = host.logs("good").await.unwrap().0.into_iter().flat_map(|e| e.data).collect();
         assert_eq!(String::from_utf8(said).unwrap(), "last words\n", "its output is complete");
-        let bad = made(&host, "bad", &place("bad"), "echo half > /www/made.html; exit 3").await;
+        let bad = run_and_commit(&host, "bad", &place("bad"), "echo half > /www/made.html; exit 3").await;
         assert_eq!((bad.message.as_str(), bad.committed), ("the workload exited with code 3", None));
-        let nowhere = made(&host, "nowhere", "127.0.0.1:1/build/x:1", "true").await;
+        let nowhere = run_and_commit(&host, "nowhere", "127.0.0.1:1/build/x:1", "true").await;
         let why = "the workload exited with code 0; no image was pushed as 127.0.0.1:1/build/x:1: ";
         assert!(nowhere.message.starts_with(why), "{}", nowhere.message);
         assert_eq!((nowhere.committed, nowhere.exit.map(|exit| exit.code)), (None, Some(0)));

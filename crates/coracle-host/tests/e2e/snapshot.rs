@@ -5,7 +5,7 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::{Node, close, counted, counter, exec, until_counted};
+use crate::support::{Node, close, counter, exec, last_number, wait_until_counted};
 use coracle_host::{Host, Owner, RestoreSpec, SnapshotName, VmSpec};
 use coracle_oci::NoProgress;
 use coracle_testkit::oci::LayerTar;
@@ -20,7 +20,7 @@ fn named(name: &str) -> RestoreSpec {
 
 /// Returns identifiers that no two VMs may share, and the clock error in whole seconds. The guest read its clock between the
 /// request and the answer, which can be seconds apart on a busy host: that much is permitted.
-async fn self_portrait(host: &Host, name: &str) -> (Vec<String>, i64) {
+async fn guest_identity(host: &Host, name: &str) -> (Vec<String>, i64) {
     let asked = Clock::system().now().seconds();
     let ask = "cat /etc/machine-id /proc/sys/kernel/random/boot_id /sys/class/net/eth0/address; hostname; \
                ip -4 addr show eth0 | grep inet; dd if=/dev/urandom bs=16 count=1 2>/dev/null | md5sum; date +%s";
@@ -45,17 +45,17 @@ fn forks_continue_with_identities_of_their_own() {
         let Some(node) = Node::new().await else { return };
         let host = node.open().await;
         counter(&host, "web").await;
-        until_counted(&host, "web", 5).await;
-        let before = counted(&host, "web").await;
+        wait_until_counted(&host, "web", 5).await;
+        let before = last_number(&host, "web").await;
         let forks = host.fork("web", FORKS, None).await.unwrap();
         assert_eq!(forks.len(), usize::try_from(FORKS).unwrap());
         assert_eq!(host.snapshots().await.unwrap(), [], "what they were made from is not kept");
-        until_counted(&host, "web", before + 3).await;
+        wait_until_counted(&host, "web", before + 3).await;
 
         let mut seen: Vec<HashSet<String>> = Vec::new();
         let names: Vec<String> = forks.iter().map(|record| record.name.to_string()).collect();
         for name in names.iter().map(String::as_str).chain(["web"]) {
-            let (lines, off) = self_portrait(&host, name).await;
+            let (lines, off) = guest_identity(&host, name).await;
             assert!(off <= 1, "the clock of {name} is {off} s off");
             seen.resize_with(lines.len(), HashSet::new);
             for (kind, line) in seen.iter_mut().zip(lines) {
@@ -69,7 +69,7 @@ fn forks_continue_with_identities_of_their_own() {
         for record in &forks {
             assert_eq!(record.state, VmState::Running);
             assert!(record.identity_ms > 0);
-            until_counted(&host, record.name.as_str(), before + 3).await;
+            wait_until_counted(&host, record.name.as_str(), before + 3).await;
         }
         close(&node, host).await;
     });
@@ -92,14 +92,15 @@ fn snapshot_hooks_run_and_their_failure_refuses_the_copy() {
 
         let copy = host.fork("web", 1, None).await.unwrap().remove(0);
         assert_eq!(exec(&host, copy.name.as_str(), &["cat", "/told"]).await.0, "pre-snapshot\npost-clone\n");
-        until_told(&host, "web", "pre-snapshot\npost-snapshot\n").await;
+        wait_for_hook_output(&host, "web", "pre-snapshot\npost-snapshot\n").await;
 
         exec(&host, "web", &["touch", "/no-pre-snapshot"]).await;
         let refused = host.save_snapshot("web", None).await.unwrap_err();
         assert_eq!(refused.code(), "COR-GST-005");
         assert!(refused.chain().ends_with("hook pre-snapshot: it exited with code 1"), "{}", refused.chain());
         assert_eq!(host.snapshots().await.unwrap(), []);
-        until_told(&host, "web", "pre-snapshot\npost-snapshot\npre-snapshot\npost-snapshot\n").await;
+        wait_for_hook_output(&host, "web", "pre-snapshot\npost-snapshot\npre-snapshot\npost-snapshot\n")
+            .await;
         exec(&host, "web", &["sh", "-c", "rm /no-pre-snapshot; touch /no-post-clone"]).await;
         let failed = host.fork("web", 2, None).await.unwrap_err().chain();
         assert!(failed.contains("hook post-clone: it exited with code 1"), "{failed}");
@@ -109,7 +110,7 @@ fn snapshot_hooks_run_and_their_failure_refuses_the_copy() {
 }
 
 /// Waits until the hooks have written `want`.
-async fn until_told(host: &Host, name: &str, want: &str) {
+async fn wait_for_hook_output(host: &Host, name: &str, want: &str) {
     let what = format!("hooks of {name} have written {want:?}");
     let written = eventually_ok_within(Duration::from_secs(90), &what, async || {
         let (told, _) = exec(host, name, &["cat", "/told"]).await;
@@ -124,15 +125,15 @@ fn snapshot_outlives_its_vm() {
         let Some(node) = Node::new().await else { return };
         let host = node.open().await;
         let web = counter(&host, "web").await;
-        until_counted(&host, "web", 5).await;
+        wait_until_counted(&host, "web", 5).await;
         exec(&host, "web", &["sh", "-c", "echo precious > /kept; sync"]).await;
         let name: SnapshotName = "first".parse().unwrap();
         let saved = host.save_snapshot("web", Some(name.clone())).await.unwrap();
         assert_eq!((saved.vm.as_str(), saved.image.as_str()), ("web", crate::support::IMAGE));
         let taken = host.save_snapshot("web", Some(name)).await.unwrap_err();
         assert_eq!(taken.code(), "COR-SNP-002", "{}", taken.chain());
-        let at_save = counted(&host, "web").await;
-        until_counted(&host, "web", at_save + 5).await;
+        let at_save = last_number(&host, "web").await;
+        wait_until_counted(&host, "web", at_save + 5).await;
         exec(&host, "web", &["sh", "-c", "echo changed > /kept"]).await;
         host.pause("web", None).await.unwrap();
         host.save_snapshot("web", Some("still".parse().unwrap())).await.unwrap();
@@ -151,7 +152,7 @@ fn snapshot_outlives_its_vm() {
         let other = host.restore("first", named("other")).await.unwrap();
         assert_ne!(other.address, web.address);
         for name in ["web", "other"] {
-            until_counted(&host, name, at_save + 5).await;
+            wait_until_counted(&host, name, at_save + 5).await;
             assert_eq!(
                 exec(&host, name, &["cat", "/kept"]).await.0,
                 "precious\n",
@@ -159,7 +160,7 @@ fn snapshot_outlives_its_vm() {
             );
         }
         host.delete_snapshot("first").await.unwrap();
-        until_counted(&host, "other", at_save + 10).await;
+        wait_until_counted(&host, "other", at_save + 10).await;
         let gone = host.restore("first", RestoreSpec::default()).await.unwrap_err();
         assert_eq!(gone.code(), "COR-SNP-001");
 
@@ -182,9 +183,9 @@ fn hibernated_vm_moves_to_another_node() {
         let Some(node) = Node::new().await else { return };
         let host = node.open().await;
         let web = counter(&host, "web").await;
-        until_counted(&host, "web", 5).await;
+        wait_until_counted(&host, "web", 5).await;
         host.hibernate("web", None).await.unwrap();
-        let still = counted(&host, "web").await;
+        let still = last_number(&host, "web").await;
         host.save_snapshot("web", Some("moving".parse().unwrap())).await.unwrap();
         let path = node.dir.path().join("moving.tar.zst");
         host.export_snapshot("moving", File::create(&path).unwrap()).await.unwrap();
@@ -197,7 +198,7 @@ fn hibernated_vm_moves_to_another_node() {
         let moved = host.restore("moving", RestoreSpec::default()).await.unwrap();
         assert_eq!((moved.name.clone(), moved.address), (web.name, web.address), "same name, same address");
         assert_eq!((moved.id, moved.mac), (web.id, web.mac), "the same machine");
-        until_counted(&host, "web", still + 5).await;
+        wait_until_counted(&host, "web", still + 5).await;
         let again =
             host.import_snapshot("moving".parse().unwrap(), Owner::default(), archive()).await.unwrap_err();
         assert_eq!(again.code(), "COR-SNP-002");

@@ -12,7 +12,7 @@ use coracle_oci::NoProgress;
 use coracle_testkit::{eventually, netns};
 use coracle_types::IdMapping;
 
-use crate::support::{IMAGE, Node, close, counted, counter, exec, guest, run, until_counted};
+use crate::support::{IMAGE, Node, close, counter, exec, guest, last_number, run, wait_until_counted};
 
 fn shared(source: &Path) -> VolumeRequest {
     let source = source.to_str().unwrap().to_owned();
@@ -135,7 +135,7 @@ fn tmpfs_volumes_are_part_of_a_snapshot() {
 }
 
 /// Identity of a guest without its boot id, which differs in every boot.
-async fn who(host: &Host, vm: &str) -> String {
+async fn guest_identity(host: &Host, vm: &str) -> String {
     let line = "hostname; cat /etc/machine-id; ip -o link show eth0 | grep -o 'link/ether [0-9a-f:]*'";
     exec(host, vm, &["sh", "-c", line]).await.0
 }
@@ -146,8 +146,8 @@ fn moved_vm_keeps_its_identity() {
         let Some(node) = Node::new().await else { return };
         let host = node.open().await;
         let before = counter(&host, "web").await;
-        until_counted(&host, "web", 3).await;
-        let was = who(&host, "web").await;
+        wait_until_counted(&host, "web", 3).await;
+        let was = guest_identity(&host, "web").await;
         host.hibernate("web", None).await.unwrap();
         host.save_snapshot("web", Some("moving".parse().unwrap())).await.unwrap();
         let same = || RestoreSpec { identity: RestoredIdentity::Same, ..RestoreSpec::default() };
@@ -158,9 +158,9 @@ fn moved_vm_keeps_its_identity() {
         assert!(refused.contains("cannot have the identity of web"), "{refused}");
         let after = host.restore("moving", same()).await.unwrap();
         assert_eq!((after.mac, after.address), (before.mac, before.address));
-        assert_eq!(who(&host, "web").await, was);
-        let seen = counted(&host, "web").await;
-        until_counted(&host, "web", seen + 3).await;
+        assert_eq!(guest_identity(&host, "web").await, was);
+        let seen = last_number(&host, "web").await;
+        wait_until_counted(&host, "web", seen + 3).await;
         close(&node, host).await;
     });
 }

@@ -194,7 +194,7 @@ pub(crate) async fn counter(host: &Host, name: &str) -> Record {
 }
 
 /// Returns how far the workload has counted; checks that the numbers begin at one and have no gap or repetition.
-pub(crate) async fn counted(host: &Host, name: &str) -> usize {
+pub(crate) async fn last_number(host: &Host, name: &str) -> usize {
     let (log, _) = host.logs(name).await.unwrap();
     let text: Vec<u8> = log.into_iter().flat_map(|entry| entry.data).collect();
     let numbers: Vec<usize> =
@@ -203,7 +203,7 @@ pub(crate) async fn counted(host: &Host, name: &str) -> usize {
     numbers.len()
 }
 
-pub(crate) async fn until_counted(host: &Host, name: &str, least: usize) {
+pub(crate) async fn wait_until_counted(host: &Host, name: &str, least: usize) {
     let what = format!("{name} reaches {least}");
-    eventually(&what, async || (counted(host, name).await >= least).then_some(())).await.unwrap();
+    eventually(&what, async || (last_number(host, name).await >= least).then_some(())).await.unwrap();
 }

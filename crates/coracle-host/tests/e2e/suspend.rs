@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::{Node, assert_clock_between, counted, counter, exec, now, until_counted, vmms};
+use crate::support::{Node, assert_clock_between, counter, exec, last_number, now, vmms, wait_until_counted};
 use coracle_testkit::{elapse, eventually, netns};
 use coracle_types::VmState;
 
@@ -12,14 +12,14 @@ fn guest_pauses_hibernates_and_resumes() {
         let Some(node) = Node::new().await else { return };
         let host = node.open().await;
         let record = counter(&host, "web").await;
-        until_counted(&host, "web", 5).await;
+        wait_until_counted(&host, "web", 5).await;
 
         assert_eq!(host.pause("web", None).await.unwrap().state, VmState::Paused);
         // A paused guest causes no events; a running one would count ten times a second.
         let counts_nothing = eventually("a paused guest counts nothing", async || {
-            let still = counted(&host, "web").await; // earlier output may still be in flight
+            let still = last_number(&host, "web").await; // earlier output may still be in flight
             elapse(Duration::from_millis(700)).await;
-            (counted(&host, "web").await == still).then_some(still)
+            (last_number(&host, "web").await == still).then_some(still)
         });
         let still = counts_nothing.await.unwrap();
         assert_eq!(host.pause("web", None).await.unwrap().state, VmState::Paused, "again");
@@ -29,9 +29,9 @@ fn guest_pauses_hibernates_and_resumes() {
         let host = node.open().await;
         assert_eq!(host.get("web").unwrap().record.state, VmState::Paused);
         elapse(Duration::from_millis(500)).await;
-        assert_eq!(counted(&host, "web").await, still, "nor does the daemon's start wake it");
+        assert_eq!(last_number(&host, "web").await, still, "nor does the daemon's start wake it");
         assert_eq!(host.resume("web", None).await.unwrap().state, VmState::Running);
-        until_counted(&host, "web", still + 5).await;
+        wait_until_counted(&host, "web", still + 5).await;
 
         let asleep = host.hibernate("web", None).await.unwrap();
         assert_eq!((asleep.state, asleep.process), (VmState::Hibernated, None));
@@ -39,14 +39,14 @@ fn guest_pauses_hibernates_and_resumes() {
         let saved = asleep.saved.as_ref().expect("its memory is on disk").bytes;
         eprintln!("128 MiB of memory are {} MiB on disk", saved >> 20);
         assert!(saved < 128 << 20, "empty pages take no room");
-        let still = counted(&host, "web").await;
+        let still = last_number(&host, "web").await;
         host.shutdown().await;
         drop(host);
         let host = node.open().await;
         let awake = host.resume("web", None).await.unwrap();
         assert_eq!((awake.state, awake.address, awake.boots), (VmState::Running, record.address, 1));
         assert_eq!(awake.saved, None, "used up");
-        until_counted(&host, "web", still + 5).await;
+        wait_until_counted(&host, "web", still + 5).await;
         let before = now();
         assert_clock_between(before, &exec(&host, "web", &["date", "+%s"]).await.0);
         assert!(!node.state().join("vms").join(record.id.as_str()).join("saved").exists());
@@ -68,10 +68,10 @@ fn incompatible_saved_memory_is_refused_and_kept() {
             host.warm_template(1.try_into().unwrap(), 128.try_into().unwrap(), "", None).await.unwrap();
         let clone = counter(&host, "clone").await;
         assert_eq!(clone.template, Some(warm.key), "clones sleep, too");
-        until_counted(&host, "clone", 3).await;
+        wait_until_counted(&host, "clone", 3).await;
         host.pause("clone", None).await.unwrap();
         host.hibernate("clone", None).await.unwrap();
-        let still = counted(&host, "clone").await;
+        let still = last_number(&host, "clone").await;
         let wrong = host.stop("clone", Duration::ZERO, None).await.unwrap_err();
         assert_eq!(wrong.code(), "COR-VM-005", "a stop would lose its memory: {}", wrong.chain());
 
@@ -93,7 +93,7 @@ fn incompatible_saved_memory_is_refused_and_kept() {
         std::fs::write(&path, text).unwrap();
         let host = node.open().await;
         host.start("clone", None).await.unwrap();
-        until_counted(&host, "clone", still + 3).await;
+        wait_until_counted(&host, "clone", still + 3).await;
 
         // A truncated file is refused, too.
         host.hibernate("clone", None).await.unwrap();
@@ -115,7 +115,7 @@ fn failed_memory_save_leaves_the_guest_running() {
         let Some(node) = Node::new().await else { return };
         let host = node.open().await;
         let web = counter(&host, "web").await;
-        until_counted(&host, "web", 3).await;
+        wait_until_counted(&host, "web", 3).await;
         // The path of the memory file is occupied by a directory.
         let saved = node.state().join("vms").join(web.id.as_str()).join("saved");
         std::fs::create_dir_all(saved.join("memory.part")).unwrap();
@@ -125,8 +125,8 @@ fn failed_memory_save_leaves_the_guest_running() {
         let refused = host.save_snapshot("web", Some("first".parse().unwrap())).await.unwrap_err().chain();
         assert!(refused.contains("reserve space for the memory"), "{refused}");
         assert_eq!(host.get("web").unwrap().record.state, VmState::Running);
-        let before = counted(&host, "web").await;
-        until_counted(&host, "web", before + 10).await; // and nothing twice
+        let before = last_number(&host, "web").await;
+        wait_until_counted(&host, "web", before + 10).await; // and nothing twice
         assert_eq!(exec(&host, "web", &["echo", "here"]).await.0, "here\n");
         host.delete("web", true, None).await.unwrap();
         host.network().teardown().await.unwrap();

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::{Node, counted, counter, exec, run, spec, until_counted, vmms};
+use crate::support::{Node, counter, exec, last_number, run, spec, vmms, wait_until_counted};
 use coracle_frontends::HostService;
 use coracle_host::{Host, VmSpec, VolumeRequest};
 use coracle_oci::NoProgress;
@@ -244,9 +244,9 @@ fn shared_directory_is_coherent_and_survives_daemon_restart() {
         // The mount is part of the hibernated memory.
         host.hibernate("web", None).await.unwrap();
         assert_eq!(vmms(node.dir.path()), 0);
-        let (before, still) = (lines(), counted(&host, "web").await);
+        let (before, still) = (lines(), last_number(&host, "web").await);
         host.resume("web", None).await.unwrap();
-        until_counted(&host, "web", still + 3).await;
+        wait_until_counted(&host, "web", still + 3).await;
         until("the log grows after sleep", async || lines() > before + 3).await;
         let text = std::fs::read_to_string(shared.join("log")).unwrap();
         let numbers: Vec<usize> = text.lines().map(|line| line.parse().unwrap()).collect();

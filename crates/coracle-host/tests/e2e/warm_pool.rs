@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::containers;
-use crate::support::{IMAGE, Node, counter, exec, page, run, spec, until_counted, vmms};
+use crate::support::{IMAGE, Node, counter, exec, page, run, spec, vmms, wait_until_counted};
 use coracle_host::{ContainerSpec, Host, HostConfig, Sandbox, TemplateKey, VmSpec};
 use coracle_hypervisor::ProcessId;
 use coracle_hypervisor_testing::instances::vmms_of;
@@ -158,10 +158,10 @@ fn vm_claims_the_pooled_clone() {
         until(&host, &key, true).await;
         let counting = counter(&host, "counter").await;
         assert!(counting.pooled);
-        until_counted(&host, "counter", 5).await;
+        wait_until_counted(&host, "counter", 5).await;
         assert_eq!(host.hibernate("counter", None).await.unwrap().state, VmState::Hibernated);
         host.resume("counter", None).await.unwrap();
-        until_counted(&host, "counter", 10).await;
+        wait_until_counted(&host, "counter", 10).await;
         exec(&host, "a", &["sh", "-c", "echo kept > /kept"]).await;
         host.stop("a", Duration::from_secs(10), None).await.unwrap();
         until(&host, &key, true).await;

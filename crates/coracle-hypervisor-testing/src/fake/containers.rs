@@ -47,7 +47,7 @@ impl Containers {
     }
 
     /// Waits while a container freezes the guest.
-    pub(super) async fn thawed(&self) {
+    pub(super) async fn wait_thawed(&self) {
         let mut all = self.0.subscribe();
         let freezes = |all: &BTreeMap<String, Container>| {
             all.values().any(|one| one.hostility() == Some(Hostility::Freeze))
@@ -173,7 +173,7 @@ impl Containers {
         let (frames, stream) = mpsc::channel(8);
         let (all, attack_traffic) = (self.0.subscribe(), self.1.clone());
         attack_traffic.sessions.fetch_add(1, Ordering::Relaxed);
-        let hostile = hostile(self.0.subscribe(), frames.clone(), attack_traffic);
+        let hostile = run_attack(self.0.subscribe(), frames.clone(), attack_traffic);
         let serve = async move {
             tokio::select! {
                 () = hostile => {}
@@ -217,7 +217,7 @@ impl Container {
 }
 
 /// Behaves like the first hostile container says; does nothing without one.
-async fn hostile(
+async fn run_attack(
     mut all: watch::Receiver<BTreeMap<String, Container>>,
     frames: Frames,
     attack_traffic: Arc<AttackTraffic>,
@@ -227,7 +227,7 @@ async fn hostile(
     };
     let chosen = all.wait_for(|all| found(all).is_some()).await.ok().and_then(|all| found(&all));
     if let Some((id, hostility)) = chosen {
-        hostility.act(&id, &frames, &attack_traffic).await;
+        hostility.attack(&id, &frames, &attack_traffic).await;
     }
 }
 

@@ -304,7 +304,7 @@ type Reply<T> = Result<Response<T>, Status>;
 #[tonic::async_trait]
 impl Guest for FakeGuest {
     async fn status(&self, _: Request<pb::StatusRequest>) -> Reply<pb::StatusResponse> {
-        self.containers.thawed().await;
+        self.containers.wait_thawed().await;
         let state = self.state.borrow().clone();
         let workload = match (&state.exit, state.started) {
             (Some(_), _) => pb::WorkloadState::Exited,
@@ -525,7 +525,7 @@ impl Guest for FakeGuest {
         &self,
         request: Request<pb::StopContainerRequest>,
     ) -> Reply<pb::StopContainerResponse> {
-        self.containers.thawed().await;
+        self.containers.wait_thawed().await;
         let exit = self.containers.stop(&request.into_inner().id)?;
         Ok(Response::new(pb::StopContainerResponse { exit: Some(exit) }))
     }
@@ -606,7 +606,7 @@ impl Guest for FakeGuest {
     }
 
     async fn shutdown(&self, _: Request<pb::ShutdownRequest>) -> Reply<pb::ShutdownResponse> {
-        self.containers.thawed().await;
+        self.containers.wait_thawed().await;
         let power_off = self.power_off.clone();
         #[expect(
             clippy::disallowed_methods,

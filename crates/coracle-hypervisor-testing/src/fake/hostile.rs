@@ -57,7 +57,7 @@ impl Hostility {
     }
 
     /// Attacks; returns when the session is to end.
-    pub(super) async fn act(self, container: &str, frames: &Frames, attack_traffic: &AttackTraffic) {
+    pub(super) async fn attack(self, container: &str, frames: &Frames, attack_traffic: &AttackTraffic) {
         let mut turn = 0_u64;
         loop {
             let messages = match self {
@@ -67,7 +67,7 @@ impl Hostility {
                 Self::Empty => vec![output(container, turn, 0)],
                 Self::Oversized => vec![output(container, 0, OVERSIZED_BYTES)],
                 Self::Events => events(container, turn),
-                Self::Lies if turn == 0 => lies(container),
+                Self::Lies if turn == 0 => false_reports(container),
                 Self::Lies => return std::future::pending().await,
             };
             for message in messages {
@@ -98,7 +98,7 @@ fn output(container: &str, offset: u64, bytes: usize) -> Message {
     })
 }
 
-fn exited(container: &str, end_offset: u64) -> Message {
+fn exited_message(container: &str, end_offset: u64) -> Message {
     let exit = Some(pb::ExitStatus { code: 7, error: "x".repeat(4096), ..Default::default() });
     let container = container.to_owned();
     Message::Exited(pb::ContainerExited {
@@ -116,19 +116,19 @@ fn events(container: &str, turn: u64) -> Vec<Message> {
     vec![
         Message::Started(pb::ContainerStarted { container: container.to_owned(), pid: u32::MAX }),
         Message::Started(pb::ContainerStarted { container: other.clone(), pid: 0 }),
-        exited(&other, turn),
+        exited_message(&other, turn),
         Message::Statistics(pb::Statistics::default()),
     ]
 }
 
 /// Returns false statements about this container and about others. The container keeps running.
-fn lies(container: &str) -> Vec<Message> {
+fn false_reports(container: &str) -> Vec<Message> {
     let mut messages = Vec::new();
     for other in ["other", "../../../etc/passwd", "", "c0", container] {
         let is_own = other == container;
         for offset in [u64::MAX, u64::MAX - 100, 1 << 40, 0] {
             messages.extend((!is_own || offset == u64::MAX).then(|| output(other, offset, 100)));
-            messages.extend((!is_own).then(|| exited(other, offset)));
+            messages.extend((!is_own).then(|| exited_message(other, offset)));
         }
         messages.push(Message::Started(pb::ContainerStarted { container: other.to_owned(), pid: 1 }));
     }

@@ -36,7 +36,7 @@ impl PreparedJail {
         // SAFETY: none of these namespaces affects the descriptors or the address space, on which other code relies.
         #[allow(unsafe_code, reason = "unsafe for flags that are not used here")]
         let unshared = unsafe { rustix::thread::unshare_unsafe(namespaces) };
-        named("unshare", c"", unshared)?;
+        log_failure("unshare", c"", unshared)?;
         fork_in(&self.cgroup)?;
         in_child()?;
         // Handle for setting up the user namespace when the host's /proc is no longer visible.
@@ -45,7 +45,7 @@ impl PreparedJail {
             OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
             Mode::empty(),
         );
-        let own = named("open", c"/proc/self", own)?;
+        let own = log_failure("open", c"/proc/self", own)?;
         self.build_root()?;
         self.become_user(own.as_fd())
     }
@@ -53,17 +53,17 @@ impl PreparedJail {
     /// Builds the root file system, which no process can write.
     fn build_root(&self) -> io::Result<()> {
         let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
-        named("make private", c"/", rustix::mount::mount_change(c"/", private))?;
+        log_failure("make private", c"/", rustix::mount::mount_change(c"/", private))?;
         let flags = MountFlags::NOSUID | MountFlags::NODEV;
-        named(
+        log_failure(
             "mount",
             &self.root,
             rustix::mount::mount(c"root", &self.root, c"tmpfs", flags, Some(c"mode=0755,size=1m")),
         )?;
         let root =
             rustix::fs::open(&self.root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
-        let root = named("open", &self.root, root)?;
-        named("enter", &self.root, rustix::process::fchdir(&root))?;
+        let root = log_failure("open", &self.root, root)?;
+        log_failure("enter", &self.root, rustix::process::fchdir(&root))?;
         // The umask of daemons hides their files from others; the files made here are for the VMM's user.
         let umask = rustix::process::umask(Mode::empty());
         for step in &self.steps {
@@ -71,15 +71,19 @@ impl PreparedJail {
         }
         rustix::process::umask(umask);
         let devices = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NOEXEC;
-        named("close", c"/dev", rustix::mount::mount_remount(c"dev", devices, c""))?;
+        log_failure("close", c"/dev", rustix::mount::mount_remount(c"dev", devices, c""))?;
         // The old root is stacked on top of the new one, then unmounted (pivot_root(2), "pivot_root(".", ".")").
-        named("pivot_root", &self.root, rustix::process::pivot_root(c".", c"."))?;
-        named("unmount", c"/", rustix::mount::unmount(c".", UnmountFlags::DETACH))?;
+        log_failure("pivot_root", &self.root, rustix::process::pivot_root(c".", c"."))?;
+        log_failure("unmount", c"/", rustix::mount::unmount(c".", UnmountFlags::DETACH))?;
         let proc = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-        named("mount", c"/proc", rustix::mount::mount(c"proc", c"/proc", c"proc", proc, None::<&CStr>))?;
+        log_failure(
+            "mount",
+            c"/proc",
+            rustix::mount::mount(c"proc", c"/proc", c"proc", proc, None::<&CStr>),
+        )?;
         let read_only = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
-        named("close", c"/", rustix::mount::mount_remount(c"/", read_only, c""))?;
-        named("enter", &self.working_dir, rustix::process::chdir(&self.working_dir))
+        log_failure("close", c"/", rustix::mount::mount_remount(c"/", read_only, c""))?;
+        log_failure("enter", &self.working_dir, rustix::process::chdir(&self.working_dir))
     }
 
     fn take(&self, step: &Step) -> io::Result<()> {
@@ -89,28 +93,32 @@ impl PreparedJail {
                     Err(Errno::EXIST) => Ok(()),
                     made => made,
                 };
-                named("make", path, made)
+                log_failure("make", path, made)
             }
             Step::File(path) => make_file(path, Mode::empty()).map(drop),
-            Step::Link(to, path) => named("link", path, rustix::fs::symlink(to, path)),
+            Step::Link(to, path) => log_failure("link", path, rustix::fs::symlink(to, path)),
             Step::Bind(from, path, access) => bind(from, path, *access),
             Step::Memory(path, options) => {
                 // Only /dev has device nodes, and no other files can be created there.
                 let nodes = if path.as_c_str() == c"dev" { MountFlags::empty() } else { MountFlags::NODEV };
                 let flags = MountFlags::NOSUID | MountFlags::NOEXEC | nodes;
                 let options = Some(options.as_c_str());
-                named("mount", path, rustix::mount::mount(c"memory", path, c"tmpfs", flags, options))
+                log_failure("mount", path, rustix::mount::mount(c"memory", path, c"tmpfs", flags, options))
             }
             Step::Sparse(path, bytes) => {
                 let file = make_file(path, Mode::RUSR | Mode::WUSR)?;
-                named("extend", path, rustix::fs::ftruncate(&file, *bytes))?;
-                named("give", path, rustix::fs::fchown(&file, Some(self.user().0), Some(self.user().1)))
+                log_failure("extend", path, rustix::fs::ftruncate(&file, *bytes))?;
+                log_failure("give", path, rustix::fs::fchown(&file, Some(self.user().0), Some(self.user().1)))
             }
             Step::Node(from, path, number) => self.make_node(from, path, *number),
             Step::Owned(at, path) => {
                 let Some(mount) = self.mounts.get(*at) else { return Err(io::ErrorKind::NotFound.into()) };
                 let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
-                named("place", path, rustix::mount::move_mount(mount, c"", rustix::fs::CWD, path, flags))
+                log_failure(
+                    "place",
+                    path,
+                    rustix::mount::move_mount(mount, c"", rustix::fs::CWD, path, flags),
+                )
             }
         }
     }
@@ -125,8 +133,8 @@ impl PreparedJail {
                 bind(from, path, Access::Device)
             }
             made => {
-                named("make", path, made)?;
-                named("give", path, rustix::fs::chown(path, Some(self.user().0), Some(self.user().1)))
+                log_failure("make", path, made)?;
+                log_failure("give", path, rustix::fs::chown(path, Some(self.user().0), Some(self.user().1)))
             }
         }
     }
@@ -139,34 +147,34 @@ impl PreparedJail {
     fn become_user(&self, own: BorrowedFd<'_>) -> io::Result<()> {
         close_bounding_set()?;
         let limit = |number| Rlimit { current: Some(number), maximum: Some(number) };
-        named("limit", c"core", rustix::process::setrlimit(Resource::Core, limit(0)))?;
-        named("limit", c"files", rustix::process::setrlimit(Resource::Nofile, limit(FILES_MAX)))?;
+        log_failure("limit", c"core", rustix::process::setrlimit(Resource::Core, limit(0)))?;
+        log_failure("limit", c"files", rustix::process::setrlimit(Resource::Nofile, limit(FILES_MAX)))?;
         if let Some(bytes) = self.file_bytes_max {
-            named("limit", c"file size", rustix::process::setrlimit(Resource::Fsize, limit(bytes)))?;
+            log_failure("limit", c"file size", rustix::process::setrlimit(Resource::Fsize, limit(bytes)))?;
         }
         let (uid, gid) = self.user();
         let group = self.group.map(Gid::from_raw);
-        named("set groups", c"", rustix::thread::set_thread_groups(group.as_slice()))?;
-        named("set gid", c"", rustix::thread::set_thread_res_gid(gid, gid, gid))?;
-        named("set uid", c"", rustix::thread::set_thread_res_uid(uid, uid, uid))?;
+        log_failure("set groups", c"", rustix::thread::set_thread_groups(group.as_slice()))?;
+        log_failure("set gid", c"", rustix::thread::set_thread_res_gid(gid, gid, gid))?;
+        log_failure("set uid", c"", rustix::thread::set_thread_res_uid(uid, uid, uid))?;
         // A user namespace isolates further, but some hosts forbid it to unprivileged users.
         if own_user_namespace(own, self.uid)? {
             close_bounding_set()?;
         }
         let none = CapabilitySet::empty();
         let none = CapabilitySets { effective: none, permitted: none, inheritable: none };
-        named("drop capabilities", c"", rustix::thread::set_capabilities(None, none))?;
-        named("set no_new_privs", c"", rustix::thread::set_no_new_privs(true))?;
+        log_failure("drop capabilities", c"", rustix::thread::set_capabilities(None, none))?;
+        log_failure("set no_new_privs", c"", rustix::thread::set_no_new_privs(true))?;
         self.ruleset
             .as_ref()
-            .map_or(Ok(()), |ruleset| named("restrict", c"sockets", landlock::restrict(ruleset)))
+            .map_or(Ok(()), |ruleset| log_failure("restrict", c"sockets", landlock::restrict(ruleset)))
     }
 }
 
 /// Continues as the first process of the new PID namespace, in its cgroup; the parent exits.
 pub(crate) fn fork_in(cgroup: &Entrances) -> io::Result<()> {
     for tasks in &cgroup.tasks {
-        named("enter the cgroup", c"", rustix::io::write(tasks, b"0").map(drop))?;
+        log_failure("enter the cgroup", c"", rustix::io::write(tasks, b"0").map(drop))?;
     }
     fork_and_leave(cgroup.v2.as_ref().map(AsFd::as_fd))
 }
@@ -199,7 +207,7 @@ fn move_into(cgroup: BorrowedFd<'_>) -> io::Result<()> {
     let flags = OFlags::WRONLY | OFlags::CLOEXEC;
     let entrance = rustix::fs::openat(cgroup, c"cgroup.procs", flags, Mode::empty());
     let entered = entrance.and_then(|entrance| rustix::io::write(&entrance, b"0").map(drop));
-    named("enter the cgroup", c"", entered)
+    log_failure("enter the cgroup", c"", entered)
 }
 
 /// Forks a child directly into this cgroup of version 2 (clone(2), Linux 5.7), which avoids the wait of a move.
@@ -224,16 +232,16 @@ fn fork_into(cgroup: BorrowedFd<'_>) -> io::Result<libc::pid_t> {
 
 fn make_file(path: &CStr, mode: Mode) -> io::Result<OwnedFd> {
     let flags = OFlags::CREATE | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    named("make", path, rustix::fs::open(path, flags, mode))
+    log_failure("make", path, rustix::fs::open(path, flags, mode))
 }
 
 fn bind(from: &CStr, path: &CStr, access: Access) -> io::Result<()> {
-    named("bind", from, rustix::mount::mount_bind(from, path))?;
+    log_failure("bind", from, rustix::mount::mount_bind(from, path))?;
     let flags = match access {
         Access::ReadOnly => MountFlags::RDONLY | MountFlags::NODEV | MountFlags::NOSUID,
         Access::Device => MountFlags::NOSUID,
     };
-    named("close", from, rustix::mount::mount_remount(path, MountFlags::BIND | flags, c""))
+    log_failure("close", from, rustix::mount::mount_remount(path, MountFlags::BIND | flags, c""))
 }
 
 /// Empties the capability bounding set, so that no program executed later gains a capability (capabilities(7)).
@@ -244,7 +252,7 @@ fn close_bounding_set() -> io::Result<()> {
             // Either the kernel knows no more capabilities, or this process may not drop them; an unprivileged user gains none
             // from a program that it executes.
             Err(Errno::INVAL | Errno::PERM) => break,
-            removed => named("drop a capability", c"", removed)?,
+            removed => log_failure("drop a capability", c"", removed)?,
         }
     }
     Ok(())
@@ -253,21 +261,21 @@ fn close_bounding_set() -> io::Result<()> {
 /// Enters a user namespace with this single user. Returns false if the host forbids it.
 fn own_user_namespace(own: BorrowedFd<'_>, uid: u32) -> io::Result<bool> {
     // The files of the process below /proc belong to root again since it changed its user (proc(5), "dumpable").
-    named("keep /proc", c"", rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable))?;
+    log_failure("keep /proc", c"", rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable))?;
     // SAFETY: as for the namespaces in [`PreparedJail::enter`].
     #[allow(unsafe_code, reason = "unsafe for flags that are not used here")]
     let unshared = unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWUSER) };
     match unshared {
         Err(Errno::PERM | Errno::NOSPC | Errno::INVAL) => return Ok(false),
-        unshared => named("unshare", c"user", unshared)?,
+        unshared => log_failure("unshare", c"user", unshared)?,
     }
     let mut line = [0; 32];
     let length = id_map(uid, &mut line);
     let (map, _) = line.split_at(length);
     for (name, text) in [(c"setgroups", &b"deny"[..]), (c"gid_map", map), (c"uid_map", map)] {
         let file = rustix::fs::openat(own, name, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty());
-        let file: OwnedFd = named("open", name, file)?;
-        named("write", name, rustix::io::write(file, text).map(drop))?;
+        let file: OwnedFd = log_failure("open", name, file)?;
+        log_failure("write", name, rustix::io::write(file, text).map(drop))?;
     }
     Ok(true)
 }
@@ -281,7 +289,7 @@ fn id_map(id: u32, line: &mut [u8; 32]) -> usize {
 }
 
 /// Leaves a message in the VMM's log when a step fails, because only the error number reaches the daemon.
-fn named<T>(operation: &str, what: &CStr, outcome: Result<T, Errno>) -> io::Result<T> {
+fn log_failure<T>(operation: &str, what: &CStr, outcome: Result<T, Errno>) -> io::Result<T> {
     outcome.map_err(|error| {
         for part in ["jail: ".as_bytes(), operation.as_bytes(), b" ", what.to_bytes(), b"\n"] {
             let _best_effort = rustix::io::write(io::stderr(), part);

@@ -39,7 +39,7 @@ struct Facts {
 #[must_use]
 pub fn jail_parts(root: &Path) -> Vec<JailPart> {
     let text = |error: io::Error| error.to_string();
-    judge(Facts {
+    derive_parts(Facts {
         entered: Jail::probe(root).map_err(text),
         owners: probe_owners(root).map_err(text),
         cgroup: probe_cgroup().map_err(text),
@@ -63,7 +63,7 @@ fn probe_cgroup() -> io::Result<Vec<&'static str>> {
 }
 
 /// Derives the parts from the findings. Pure.
-fn judge(facts: Facts) -> Vec<JailPart> {
+fn derive_parts(facts: Facts) -> Vec<JailPart> {
     let part = |name, what, missing, help| JailPart { name, what, missing, help };
     let (jail, user_namespace) = match facts.entered {
         Ok(true) => (None, None),
@@ -141,7 +141,7 @@ mod tests {
             ("read-only cgroups", Facts { cgroup: Err("EROFS".into()), ..good.clone() }, vec!["jail cgroup"]),
             ("no capability", Facts { can_bound_files: false, ..good.clone() }, vec!["jail file length"]),
         ] {
-            let parts = judge(facts);
+            let parts = derive_parts(facts);
             let found: Vec<_> =
                 parts.iter().filter(|part| part.missing.is_some()).map(|part| part.name).collect();
             assert_eq!(found, missing, "{why}");

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn files_of_a_jail_stay_the_owners_of_the_host() {
+    async fn host_files_in_a_jail_keep_owner_and_mode() {
         assert!(Jail::is_possible(), "this test runs as root of the host");
         let dir = tempfile::tempdir().unwrap();
         let host = |name: &str| dir.path().join(name);

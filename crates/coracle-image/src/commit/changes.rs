@@ -52,7 +52,7 @@ pub(super) fn copy<R: Read>(
             continue;
         }
         if member.kind == (Kind::Char { major: 0, minor: 0 }) {
-            hide(&above, &name, out)?;
+            write_whiteout(&above, &name, out)?;
             continue;
         }
         if let Kind::HardLink(to) = &member.kind {
@@ -73,7 +73,7 @@ pub(super) fn copy<R: Read>(
 }
 
 /// Writes a whiteout for `name`.
-fn hide(above: &[u8], name: &[u8], out: &mut tar::Builder<impl Write>) -> Result<(), ImageError> {
+fn write_whiteout(above: &[u8], name: &[u8], out: &mut tar::Builder<impl Write>) -> Result<(), ImageError> {
     if name.len() > NAME_MAX {
         return Err(ImageError::unsupported(format!(
             "the VM removed {}, whose name is too long for a whiteout (at most {NAME_MAX} bytes)",

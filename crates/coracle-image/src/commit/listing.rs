@@ -146,7 +146,7 @@ impl Listing {
 
     /// Paths to hide by whiteouts: those not in `seen`, and of a deleted directory only the directory. Skips paths below
     /// `mounts`.
-    pub(super) fn gone(&self, seen: &BTreeSet<Vec<u8>>, mounts: &[&[u8]]) -> Vec<Vec<u8>> {
+    pub(super) fn deleted_paths(&self, seen: &BTreeSet<Vec<u8>>, mounts: &[&[u8]]) -> Vec<Vec<u8>> {
         let mut found = Vec::new();
         let mut last: Option<Vec<u8>> = None;
         for path in self.0.keys().filter(|path| !seen.contains(*path)) {
@@ -223,10 +223,10 @@ mod tests {
         ];
         listing.apply_layer(&all, &limits).unwrap();
         let seen = ["a-b", "proc"].map(|p| p.as_bytes().to_vec()).into();
-        let gone = listing.gone(&seen, &[b"proc"]);
+        let gone = listing.deleted_paths(&seen, &[b"proc"]);
         assert_eq!(gone, [b".wh.a".to_vec(), b".wh.z".to_vec()]);
         let seen = ["a", "a/x", "a-b", "proc", "z"].map(|p| p.as_bytes().to_vec()).into();
-        assert_eq!(listing.gone(&seen, &[b"proc"]), [b"a/.wh.y".to_vec()]);
+        assert_eq!(listing.deleted_paths(&seen, &[b"proc"]), [b"a/.wh.y".to_vec()]);
     }
 
     #[test]

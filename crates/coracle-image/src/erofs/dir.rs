@@ -23,7 +23,7 @@ pub(super) fn encode(children: &[(&[u8], u64, u16)]) -> Vec<u8> {
     let mut out = Vec::new();
     let mut rest = children;
     while !rest.is_empty() {
-        let count = fitting(rest);
+        let count = fitting_count(rest);
         let (block, after) = rest.split_at(count);
         encode_block(block, &mut out);
         if !after.is_empty() {
@@ -34,7 +34,7 @@ pub(super) fn encode(children: &[(&[u8], u64, u16)]) -> Vec<u8> {
     out
 }
 
-fn fitting(children: &[(&[u8], u64, u16)]) -> usize {
+fn fitting_count(children: &[(&[u8], u64, u16)]) -> usize {
     let mut used = 0;
     let fits = |(name, _, _): &&(&[u8], u64, u16)| {
         used += ENTRY + name.len();

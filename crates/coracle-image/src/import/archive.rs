@@ -55,7 +55,7 @@ pub(super) fn import(
 ) -> Result<Image, ImageError> {
     let limits = &inner.options.limits;
     let contents = read(file, limits, |archive| contents(archive, limits))?;
-    let item = item(&contents, source)?;
+    let item = parse_item(&contents, source)?;
     let config_bytes = contents.small.get(item.config.as_bytes());
     let config_bytes = config_bytes
         .ok_or_else(|| invalid(source, format!("configuration {} is missing", item.config)))?
@@ -113,10 +113,11 @@ fn contents(
     let mut held = 0;
     while let Some(member) = archive.next_member()? {
         archive.input_mut().count_entry()?;
-        let name = plain(&member.path);
+        let name = strip_dot_slash(&member.path);
         match member.kind {
             Kind::File if name == MANIFEST => {
-                contents.manifest = Some(small(archive, member.size_bytes, limits.manifest_bytes)?)
+                contents.manifest =
+                    Some(read_small_member(archive, member.size_bytes, limits.manifest_bytes)?)
             }
             // Names of configurations are digests: plain, with `.json`, or below `blobs/`.
             Kind::File
@@ -125,13 +126,15 @@ fn contents(
                     && held <= 16 * limits.config_bytes =>
             {
                 held += member.size_bytes;
-                contents.small.insert(name, small(archive, member.size_bytes, limits.config_bytes)?);
+                contents
+                    .small
+                    .insert(name, read_small_member(archive, member.size_bytes, limits.config_bytes)?);
             }
             Kind::Symlink(target) if contents.links.len() <= 4 * limits.layers => {
                 drop(contents.links.insert(name.clone(), resolve(&name, &target)))
             }
             Kind::HardLink(target) if contents.links.len() <= 4 * limits.layers => {
-                drop(contents.links.insert(name, plain(&target)))
+                drop(contents.links.insert(name, strip_dot_slash(&target)))
             }
             _ => {}
         }
@@ -145,7 +148,7 @@ fn is_config(name: &[u8]) -> bool {
     stem.len() == 64 && stem.iter().all(u8::is_ascii_hexdigit)
 }
 
-fn small(archive: &mut impl Read, size: u64, max: u64) -> Result<Vec<u8>, ImageError> {
+fn read_small_member(archive: &mut impl Read, size: u64, max: u64) -> Result<Vec<u8>, ImageError> {
     if size > max {
         return Err(ImageError::hostile(format!(
             "archive member of {size} bytes, at most {max} are allowed"
@@ -156,7 +159,7 @@ fn small(archive: &mut impl Read, size: u64, max: u64) -> Result<Vec<u8>, ImageE
     Ok(bytes)
 }
 
-fn plain(path: &[u8]) -> Vec<u8> {
+fn strip_dot_slash(path: &[u8]) -> Vec<u8> {
     path.strip_prefix(b"./").unwrap_or(path).to_vec()
 }
 
@@ -174,7 +177,7 @@ fn resolve(from: &[u8], target: &[u8]) -> Vec<u8> {
     parts.join(&b'/')
 }
 
-fn item(contents: &Contents, source: &Source) -> Result<Item, ImageError> {
+fn parse_item(contents: &Contents, source: &Source) -> Result<Item, ImageError> {
     let bytes = contents.manifest.as_deref().ok_or_else(|| invalid(source, "manifest.json is missing"))?;
     let mut items: Vec<Item> = serde_json::from_slice(bytes)
         .map_err(|e| invalid(source, format!("cannot parse manifest.json: {e}")))?;
@@ -211,7 +214,7 @@ impl<'a> Copies<'a> {
         progress: &'a Arc<dyn Progress>,
     ) -> Self {
         let follow = |name: &String| {
-            let name = plain(name.as_bytes());
+            let name = strip_dot_slash(name.as_bytes());
             contents.links.get(&name).cloned().unwrap_or(name)
         };
         let wanted = item.layers.iter().map(follow).collect();
@@ -220,7 +223,7 @@ impl<'a> Copies<'a> {
 
     fn take(&mut self, archive: &mut Reader<'_, &mut DecompressReader<'_>>) -> Result<(), ImageError> {
         while let Some(member) = archive.next_member()? {
-            let name = plain(&member.path);
+            let name = strip_dot_slash(&member.path);
             if member.kind == Kind::File && self.wanted.contains(&name) {
                 let blob = self.copy(archive)?;
                 self.found.insert(name, blob);

@@ -26,7 +26,7 @@ pub(super) fn import(
         return Err(invalid(source, "index.json is not an index"));
     };
     let entry = choose(&entries, tag).map_err(|reason| invalid(source, reason))?;
-    let small = |blob: &Descriptor, max| verified(dir, blob, max, source);
+    let small = |blob: &Descriptor, max| read_verified(dir, blob, max, source);
     let first = small(&entry.descriptor, limits.manifest_bytes)?;
     let (manifest, manifest_bytes, index) =
         match manifest::parse(&first, Some(&entry.descriptor.media_type), limits)? {
@@ -76,7 +76,12 @@ fn blob_path(dir: &Path, digest: &Digest) -> std::path::PathBuf {
 }
 
 /// Reads a small blob and verifies size and digest.
-fn verified(dir: &Path, blob: &Descriptor, bytes_max: u64, source: &Source) -> Result<Vec<u8>, ImageError> {
+fn read_verified(
+    dir: &Path,
+    blob: &Descriptor,
+    bytes_max: u64,
+    source: &Source,
+) -> Result<Vec<u8>, ImageError> {
     let bytes = read(&blob_path(dir, &blob.digest), bytes_max, source)?;
     let actual = Digest::with(blob.digest.algorithm(), &bytes);
     if actual != blob.digest {

@@ -201,7 +201,7 @@ impl LayerReader<'_> {
             Lookup::Leaf(inode) => {
                 let inode = self.tree.follow(inode);
                 if !hidden {
-                    want(self.tree, inode, &mut self.wanted);
+                    add_wanted(self.tree, inode, &mut self.wanted);
                 }
                 Ok(Content::Alias(inode))
             }
@@ -234,7 +234,7 @@ pub(super) fn bind(tree: &Tree, root: DirId, waiting: &[InodeId], wanted: &mut B
             Lookup::Leaf(inode) => match resolve(tree, inode, &mut aliases) {
                 inode if inode == link => "is the link itself",
                 inode => {
-                    want(tree, inode, wanted);
+                    add_wanted(tree, inode, wanted);
                     aliases.insert(link, inode);
                     continue;
                 }
@@ -264,7 +264,7 @@ fn resolve(tree: &Tree, start: InodeId, aliases: &mut HashMap<InodeId, InodeId>)
     id
 }
 
-fn want(tree: &Tree, inode: InodeId, wanted: &mut BTreeSet<u64>) {
+fn add_wanted(tree: &Tree, inode: InodeId, wanted: &mut BTreeSet<u64>) {
     if let Content::Skipped(number) = tree.inode(inode).content {
         wanted.insert(number);
     }

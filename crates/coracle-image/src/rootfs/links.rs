@@ -157,7 +157,7 @@ impl Tree {
                             return Ok(None);
                         };
                         let target = target.clone();
-                        links_left = links_left.checked_sub(1).ok_or_else(|| circle(&target))?;
+                        links_left = links_left.checked_sub(1).ok_or_else(|| link_loop_error(&target))?;
                         push(&mut todo, &mut stack, &target, 1);
                     }
                     found => stack.push(self.create_dir(at, name, found.is_some(), dirs_left)?),
@@ -212,6 +212,6 @@ fn push<T>(todo: &mut Path, stack: &mut Vec<T>, target: &[u8], root: usize) {
     todo.extend(target.split(|byte| *byte == b'/').rev().map(Box::from));
 }
 
-fn circle(target: &[u8]) -> ImageError {
+fn link_loop_error(target: &[u8]) -> ImageError {
     ImageError::hostile(format!("symbolic link to {} leads through too many links", shown(target)))
 }

@@ -4,7 +4,7 @@ use coracle_image::{Image, ImageError, Limits, RootKind, StoreOptions, VmRoot};
 use coracle_oci::Reference;
 
 use crate::common::{
-    Bench, Layer, Mounted, Parts, Stored, Tree, describe, extract, have, names, options, read_tree,
+    Bench, Layer, Mounted, Parts, Stored, Tree, describe, extract, has_programs, names, options, read_tree,
 };
 
 const CAPABILITY: &[u8] = b"\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00";
@@ -35,7 +35,7 @@ async fn commit(bench: &Bench, upper: Layer) -> Result<Image, ImageError> {
 async fn tree_of(upper: Layer) -> Option<Tree> {
     let bench = Bench::new();
     let rootfs = bench.store.rootfs(&commit(&bench, upper).await.unwrap()).await.unwrap();
-    have(&["fsck.erofs"]).then(|| read_tree(&extract(&rootfs).path().join("root")))
+    has_programs(&["fsck.erofs"]).then(|| read_tree(&extract(&rootfs).path().join("root")))
 }
 
 #[tokio::test]

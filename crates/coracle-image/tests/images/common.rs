@@ -17,7 +17,7 @@ use coracle_testkit::registry::DebianRegistry;
 use tempfile::TempDir;
 
 /// True when all programs are installed. In CI a missing program is a failure.
-pub(crate) fn have(programs: &[&str]) -> bool {
+pub(crate) fn has_programs(programs: &[&str]) -> bool {
     let missing: Vec<_> = programs.iter().filter(|p| !in_path(p)).collect();
     if missing.is_empty() {
         return true;

@@ -11,7 +11,7 @@ use coracle_image::{PullOptions, PullPolicy, Store, StoreOptions};
 use coracle_oci::{Credentials, Reference};
 use coracle_testkit::registry::DebianRegistry;
 
-use crate::common::{Layer, Parts, Stored, have, noise, options, progress, push};
+use crate::common::{Layer, Parts, Stored, has_programs, noise, options, progress, push};
 
 const DIR: &str = "CORACLE_IMAGE_CRASH_DIR";
 const NAME: &str = "CORACLE_IMAGE_CRASH_NAME";
@@ -43,7 +43,7 @@ async fn child_pulls_until_killed() {
 
 #[tokio::test]
 async fn store_survives_kill_at_random_points() {
-    if !have(&["docker-registry", "skopeo"]) {
+    if !has_programs(&["docker-registry", "skopeo"]) {
         return;
     }
     let registry = DebianRegistry::start().unwrap();
@@ -78,7 +78,7 @@ async fn store_survives_kill_at_random_points() {
         if kill % 3 == 2 {
             let image = store.pull(&reference, &pull_options(), progress()).await.unwrap();
             let rootfs = store.rootfs(&image).await.unwrap();
-            if have(&["fsck.erofs"]) {
+            if has_programs(&["fsck.erofs"]) {
                 crate::common::run("fsck.erofs", &[rootfs.path.to_str().unwrap()]);
             }
             assert_eq!(std::fs::read_dir(path.join("tmp")).unwrap().count(), 0, "kill {kill}");

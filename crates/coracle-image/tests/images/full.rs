@@ -62,7 +62,7 @@ async fn full_file_system_is_reported_and_recovered() {
 }
 
 /// Layer that compresses to a thousandth of its size.
-fn growing(bytes: usize) -> Parts {
+fn compressible_image(bytes: usize) -> Parts {
     Parts::new(vec![Stored::gzip(&Layer::new().file("sevens", vec![7; bytes]).tar())])
 }
 
@@ -74,21 +74,21 @@ async fn rootfs_into_the_reserve_is_refused() {
     let store = Store::open(small.0.path().join("images"), options).unwrap();
     let bench = Bench { dir: tempfile::tempdir().unwrap(), store: store.clone() };
     // The image fits on the disk, but not together with the reserve.
-    let image = bench.import(&growing(96 << 20)).await.unwrap();
+    let image = bench.import(&compressible_image(96 << 20)).await.unwrap();
     let before = walk(small.0.path());
     let error = store.rootfs(&image).await.unwrap_err();
     assert!(matches!(error, ImageError::Oci(OciError::StorageFull { source: None, .. })), "{error}");
     let said = error.to_string();
     assert!(said.contains("bytes are free") && said.contains(&format!("{RESERVE} must stay free")), "{said}");
     assert_eq!(walk(small.0.path()), before, "nothing is left");
-    let image = bench.import(&growing(32 << 20)).await.unwrap();
+    let image = bench.import(&compressible_image(32 << 20)).await.unwrap();
     store.rootfs(&image).await.unwrap();
 }
 
 #[tokio::test]
 async fn pull_without_space_is_refused() {
     let programs = ["docker-registry", "skopeo"];
-    let (Some(small), true) = (Small::new(), crate::common::have(&programs)) else { return };
+    let (Some(small), true) = (Small::new(), crate::common::has_programs(&programs)) else { return };
     let registry = DebianRegistry::start().unwrap();
     let large = push(&registry, &image_of(7 << 20), "large:1", None);
     let little = push(&registry, &image_of(1 << 20), "little:1", None);

@@ -39,14 +39,16 @@ impl Running {
         let address = listener.local_addr().unwrap();
         let (realm, redirect) = (realm.replace("SELF", &address.to_string()), redirect.to_owned());
         let server = Arc::new(Server { address, realm, redirect, seen: Mutex::default() });
-        let app =
-            Router::new().route("/oauth", post(oauth)).fallback(any(everything)).with_state(server.clone());
+        let app = Router::new()
+            .route("/oauth", post(oauth))
+            .fallback(any(record_request))
+            .with_state(server.clone());
         let mut tasks = JoinSet::new();
         tasks.spawn(async move { axum::serve(listener, app).await.unwrap() });
         Self { server, _tasks: tasks }
     }
 
-    fn seen(&self) -> Vec<String> {
+    fn requests(&self) -> Vec<String> {
         self.server.seen.lock().unwrap().clone()
     }
 
@@ -69,7 +71,7 @@ impl Running {
     }
 }
 
-async fn everything(State(server): State<Arc<Server>>, request: axum::extract::Request) -> Response {
+async fn record_request(State(server): State<Arc<Server>>, request: axum::extract::Request) -> Response {
     let authorization = request.headers().get("authorization").map_or("-", |v| v.to_str().unwrap());
     let path = request.uri().path_and_query().unwrap();
     server.seen.lock().unwrap().push(format!("{} {path} {authorization}", request.method()));
@@ -89,7 +91,7 @@ async fn oauth(State(server): State<Arc<Server>>, headers: HeaderMap, form: Stri
     r#"{"access_token":"of-refresh"}"#.into_response()
 }
 
-fn refused(error: &ImageError) -> bool {
+fn is_address_refused(error: &ImageError) -> bool {
     matches!(error, ImageError::Oci(OciError::AddressNotAllowed { .. }))
         && !error.is_transient()
         && error.code() == "COR-IMG-017"
@@ -101,9 +103,9 @@ async fn cluster_pull_of_a_loopback_registry_is_refused() {
     for host in ["127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "0.0.0.0"] {
         let error =
             running.pull(host, Registries::default(), PullOrigin::Cluster, Credentials::Anonymous).await;
-        assert!(refused(&error), "{host}: {error}");
+        assert!(is_address_refused(&error), "{host}: {error}");
     }
-    assert_eq!(running.seen(), Vec::<String>::new(), "nothing was asked");
+    assert_eq!(running.requests(), Vec::<String>::new(), "nothing was asked");
     let error =
         running.pull("127.0.0.1", Registries::default(), PullOrigin::Local, Credentials::Anonymous).await;
     assert!(matches!(error, ImageError::Oci(OciError::NotFound { .. })), "{error}");
@@ -124,9 +126,9 @@ async fn cluster_pull_follows_no_redirect_to_this_host() {
         let error = running
             .pull("127.0.0.1", running.registries(), PullOrigin::Cluster, Credentials::Anonymous)
             .await;
-        assert!(refused(&error), "{target}: {error}");
+        assert!(is_address_refused(&error), "{target}: {error}");
     }
-    assert_eq!(inner.seen(), Vec::<String>::new());
+    assert_eq!(inner.requests(), Vec::<String>::new());
 }
 
 #[tokio::test]
@@ -140,9 +142,9 @@ async fn cluster_pull_asks_no_token_server_on_this_host() {
         let error = running
             .pull("127.0.0.1", running.registries(), PullOrigin::Cluster, Credentials::Anonymous)
             .await;
-        assert!(refused(&error), "{realm}: {error}");
+        assert!(is_address_refused(&error), "{realm}: {error}");
     }
-    assert_eq!(inner.seen(), Vec::<String>::new());
+    assert_eq!(inner.requests(), Vec::<String>::new());
 }
 
 /// Tests the deny rule for private ranges by the reference, the token server and the redirect. The error contains nothing that
@@ -160,14 +162,14 @@ async fn cluster_pull_reaches_no_private_address() {
             let running = Running::start(realm, redirect).await;
             let registries = running.registries().deny_private(true);
             let error = running.pull(name, registries, PullOrigin::Cluster, Credentials::Anonymous).await;
-            assert!(refused(&error), "{by} {host}: {error}");
-            assert!(!whole(&error).contains("secrets"), "{by} {host}: {}", whole(&error));
+            assert!(is_address_refused(&error), "{by} {host}: {error}");
+            assert!(!error_chain(&error).contains("secrets"), "{by} {host}: {}", error_chain(&error));
         }
     }
 }
 
 /// Text of an error with its causes.
-fn whole(error: &ImageError) -> String {
+fn error_chain(error: &ImageError) -> String {
     let mut shown = error.to_string();
     let mut cause = std::error::Error::source(error);
     while let Some(source) = cause {
@@ -184,11 +186,11 @@ async fn redirect_to_another_server_takes_no_credentials() {
     let credentials = Credentials::Basic { user: "u".into(), password: Secret::new("p") };
     running.pull("127.0.0.1", Registries::default(), PullOrigin::Local, credentials).await;
     assert!(
-        running.seen().iter().any(|seen| seen.contains("manifests/1 Basic dTpw")),
+        running.requests().iter().any(|seen| seen.contains("manifests/1 Basic dTpw")),
         "{:?}",
-        running.seen()
+        running.requests()
     );
-    assert_eq!(inner.seen(), ["GET /there -"]);
+    assert_eq!(inner.requests(), ["GET /there -"]);
 }
 
 #[tokio::test]
@@ -196,7 +198,7 @@ async fn refused_login_does_not_repeat_the_answer() {
     let running = Running::start("http://SELF/token", "").await;
     let error =
         running.pull("127.0.0.1", Registries::default(), PullOrigin::Local, Credentials::Anonymous).await;
-    assert!(!whole(&error).contains("secrets"), "{}", whole(&error));
+    assert!(!error_chain(&error).contains("secrets"), "{}", error_chain(&error));
 }
 
 #[tokio::test]
@@ -210,7 +212,7 @@ async fn identity_token_is_exchanged_by_oauth() {
     std::fs::write(dir.path().join("config.json"), config).unwrap();
     let credentials = Credentials::Docker { dir: Some(dir.path().to_owned()) };
     running.pull("127.0.0.1", Registries::default(), PullOrigin::Local, credentials).await;
-    let seen = running.seen().join("\n");
+    let seen = running.requests().join("\n");
     for want in [
         "grant_type=refresh_token",
         "refresh_token=refresh-me",

@@ -2,7 +2,7 @@
 
 use coracle_image::{ImageError, Source};
 
-use crate::common::{Bench, Layer, Parts, Stored, have, progress, run};
+use crate::common::{Bench, Layer, Parts, Stored, has_programs, progress, run};
 
 fn parts() -> Parts {
     let low = Layer::new().file("low", "1").dir("d", 0o755).tar();
@@ -17,7 +17,7 @@ fn parts() -> Parts {
 
 #[tokio::test]
 async fn import_of_skopeo_archive() {
-    if !have(&["skopeo"]) {
+    if !has_programs(&["skopeo"]) {
         return;
     }
     let dir = tempfile::tempdir().unwrap();

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::common::{Bench, Layer, Parts, Stored, Tree, extract, have, read_tree, run};
+use crate::common::{Bench, Layer, Parts, Stored, Tree, extract, has_programs, read_tree, run};
 
 /// Tree as umoci unpacks it.
 fn unpacked_by_umoci(layers: &[Vec<u8>], dir: &Path) -> Tree {
@@ -19,8 +19,8 @@ fn base() -> Layer {
 }
 
 /// Our tree and umoci's, without the attributes of the root itself.
-async fn both(layers: Vec<Vec<u8>>) -> Option<(Tree, Tree)> {
-    if !have(&["fsck.erofs", "umoci"]) {
+async fn unpack_with_both(layers: Vec<Vec<u8>>) -> Option<(Tree, Tree)> {
+    if !has_programs(&["fsck.erofs", "umoci"]) {
         return None;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -74,7 +74,10 @@ async fn members_below_a_lower_link_follow_it() {
             ],
         ),
     ] {
-        let Some((ours, theirs)) = both(layers.into_iter().map(Layer::tar).collect()).await else { return };
+        let Some((ours, theirs)) = unpack_with_both(layers.into_iter().map(Layer::tar).collect()).await
+        else {
+            return;
+        };
         assert_eq!(ours, theirs, "{why}");
     }
 }
@@ -83,7 +86,7 @@ async fn members_below_a_lower_link_follow_it() {
 #[tokio::test]
 async fn directory_with_an_entry_replaces_a_lower_link() {
     let layers = vec![base().tar(), Layer::new().dir("bin", 0o755).file("bin/tool", "tool").tar()];
-    let Some((ours, _)) = both(layers).await else { return };
+    let Some((ours, _)) = unpack_with_both(layers).await else { return };
     let names: Vec<_> = ours.keys().map(String::as_str).collect();
     assert_eq!(names, ["bin", "bin/tool", "usr", "usr/bin", "usr/bin/sh"]);
 }
@@ -99,7 +102,7 @@ async fn link_loop_is_refused() {
 /// The link is replaced in the same way as a file at the path of a directory.
 #[tokio::test]
 async fn link_to_a_file_is_replaced_by_the_directory() {
-    if !have(&["fsck.erofs"]) {
+    if !has_programs(&["fsck.erofs"]) {
         return;
     }
     let lower = Layer::new().file("f", "file").symlink("l", "f");

@@ -94,7 +94,7 @@ impl Running {
         Self { server, reference: format!("{address}/a/b:1").parse().unwrap(), _tasks: tasks }
     }
 
-    fn seen(&self) -> String {
+    fn requests(&self) -> String {
         self.server.seen.lock().unwrap().join("\n")
     }
 }
@@ -252,7 +252,7 @@ async fn broken_download_is_resumed() {
     let bench = Bench::new();
     let image = pull(&bench, &running).await.unwrap();
     let half = image.layers[0].size_bytes / 2;
-    assert!(running.seen().contains(&format!("bytes={half}-")), "{}", running.seen());
+    assert!(running.requests().contains(&format!("bytes={half}-")), "{}", running.requests());
     bench.store.rootfs(&image).await.unwrap();
 }
 
@@ -312,7 +312,7 @@ async fn damaged_partial_download_is_fetched_again() {
         running.server.seen.lock().unwrap().clear();
         pull(&bench, &running).await.unwrap();
         let asked = running
-            .seen()
+            .requests()
             .lines()
             .filter(|l| l.contains(&layer.diff_id.hex()))
             .map(str::to_owned)
@@ -436,7 +436,7 @@ async fn index_selects_the_platform() {
     running.server.seen.lock().unwrap().clear();
     let always = PullOptions { policy: coracle_image::PullPolicy::Always, ..anonymous() };
     bench.store.pull(&running.reference, &always, progress()).await.unwrap();
-    assert_eq!(running.seen(), "manifest-1", "nothing is fetched again");
+    assert_eq!(running.requests(), "manifest-1", "nothing is fetched again");
 }
 
 #[tokio::test]
@@ -445,8 +445,8 @@ async fn pull_renews_expired_tokens() {
     let credentials = Credentials::Basic { user: "u".into(), password: Secret::new("p") };
     let login = PullOptions { credentials, ..anonymous() };
     Bench::new().store.pull(&running.reference, &login, progress()).await.unwrap();
-    let tokens = running.seen().lines().filter(|line| line.starts_with("token ")).count();
-    assert!(tokens >= 3, "manifest, configuration and layer each needed a new one: {}", running.seen());
+    let tokens = running.requests().lines().filter(|line| line.starts_with("token ")).count();
+    assert!(tokens >= 3, "manifest, configuration and layer each needed a new one: {}", running.requests());
 }
 
 #[tokio::test]
@@ -460,7 +460,7 @@ async fn pull_exchanges_tokens() {
         ..anonymous()
     };
     bench.store.pull(&running.reference, &login, progress()).await.unwrap();
-    assert!(running.seen().contains("token repository:a/b:pull"), "{}", running.seen());
+    assert!(running.requests().contains("token repository:a/b:pull"), "{}", running.requests());
     let bearer = PullOptions { credentials: Credentials::Bearer(Secret::new("good-token")), ..anonymous() };
     Bench::new().store.pull(&running.reference, &bearer, progress()).await.unwrap();
 }

@@ -14,7 +14,7 @@ use coracle_oci::{
     Credentials, OciError, Progress, ProgressEvent, Reference, Registries, RegistryHosts, Secret, Step,
 };
 
-use crate::common::{Bench, Layer, Parts, Stored, have, options, progress, push};
+use crate::common::{Bench, Layer, Parts, Stored, has_programs, options, progress, push};
 use coracle_testkit::registry::{DebianRegistry, LOGIN};
 
 fn parts(content: &str) -> Parts {
@@ -48,7 +48,7 @@ impl Progress for Recorder {
 
 #[tokio::test]
 async fn anonymous_pull_reports_progress() {
-    if !have(&["docker-registry", "skopeo"]) {
+    if !has_programs(&["docker-registry", "skopeo"]) {
         return;
     }
     let registry = DebianRegistry::start().unwrap();
@@ -90,7 +90,7 @@ async fn anonymous_pull_reports_progress() {
 
 #[tokio::test]
 async fn pull_policy_follows_a_moved_tag() {
-    if !have(&["docker-registry", "skopeo"]) {
+    if !has_programs(&["docker-registry", "skopeo"]) {
         return;
     }
     let registry = DebianRegistry::start().unwrap();
@@ -116,8 +116,8 @@ async fn pull_policy_follows_a_moved_tag() {
 }
 
 #[tokio::test]
-async fn pull_with_password_or_wrong_password() {
-    if !have(&["docker-registry", "skopeo"]) {
+async fn private_image_pull_requires_the_right_password() {
+    if !has_programs(&["docker-registry", "skopeo"]) {
         return;
     }
     let registry = DebianRegistry::start_with_password().unwrap();
@@ -162,7 +162,7 @@ async fn child_pulls_with_its_environment() {
 #[tokio::test]
 async fn pull_uses_credential_helpers() {
     use std::os::unix::fs::PermissionsExt;
-    if !have(&["docker-registry", "skopeo"]) {
+    if !has_programs(&["docker-registry", "skopeo"]) {
         return;
     }
     let registry = DebianRegistry::start_with_password().unwrap();
@@ -204,8 +204,8 @@ async fn pull_uses_credential_helpers() {
 }
 
 #[tokio::test]
-async fn mirror_comes_first_and_may_fail() {
-    if !have(&["docker-registry", "skopeo"]) {
+async fn pull_falls_back_from_a_dead_mirror_to_the_next() {
+    if !has_programs(&["docker-registry", "skopeo"]) {
         return;
     }
     let registry = DebianRegistry::start().unwrap();
@@ -221,7 +221,7 @@ async fn mirror_comes_first_and_may_fail() {
 
 #[tokio::test]
 async fn concurrent_pulls_share_downloads() {
-    if !have(&["docker-registry", "skopeo"]) {
+    if !has_programs(&["docker-registry", "skopeo"]) {
         return;
     }
     let registry = DebianRegistry::start().unwrap();
@@ -241,7 +241,7 @@ async fn concurrent_pulls_share_downloads() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn prune_keeps_blobs_of_a_running_pull() {
-    if !have(&["docker-registry", "skopeo"]) {
+    if !has_programs(&["docker-registry", "skopeo"]) {
         return;
     }
     let registry = DebianRegistry::start().unwrap();

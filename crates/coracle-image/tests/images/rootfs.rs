@@ -6,12 +6,12 @@ use coracle_image::Rootfs;
 use coracle_types::RootfsLayout;
 
 use crate::common::{
-    Bench, Layer, Mounted, Parts, Stored, Tree, describe, extract, have, names, read_tree, run,
+    Bench, Layer, Mounted, Parts, Stored, Tree, describe, extract, has_programs, names, read_tree, run,
 };
 
 /// Builds the layers, checks the image with fsck.erofs, and returns the extracted tree.
 async fn tree_of(layers: Vec<Vec<u8>>) -> Option<Tree> {
-    if !have(&["fsck.erofs"]) {
+    if !has_programs(&["fsck.erofs"]) {
         return None;
     }
     let bench = Bench::new();
@@ -153,7 +153,7 @@ async fn upper_layer_hides_lower_layers() {
     ] {
         let bench = Bench::new();
         let built = bench.rootfs(vec![base().tar(), upper.tar()]).await;
-        if !have(&["fsck.erofs"]) {
+        if !has_programs(&["fsck.erofs"]) {
             return;
         }
         let tree = read_tree(&extract(&built.unwrap()).path().join("root"));
@@ -206,7 +206,7 @@ async fn three_layers_and_attributes_of_hidden_parents() {
 
 #[tokio::test]
 async fn hard_links_share_an_inode_across_layers() {
-    if !have(&["fsck.erofs"]) {
+    if !has_programs(&["fsck.erofs"]) {
         return;
     }
     let payload = "p".repeat(9000);
@@ -258,7 +258,7 @@ async fn attributes_and_times_reach_the_kernel() {
         .file("old", "before 1970");
     let bench = Bench::new();
     let rootfs = bench.rootfs(vec![layer.tar()]).await.unwrap();
-    if have(&["fsck.erofs"]) {
+    if has_programs(&["fsck.erofs"]) {
         extract(&rootfs);
     }
     let Some(mounted) = Mounted::new(&rootfs) else { return };

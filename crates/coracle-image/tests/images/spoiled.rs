@@ -22,12 +22,12 @@ fn bench() -> Bench {
 }
 
 /// Every path below a directory.
-fn below(dir: &Path) -> BTreeSet<std::path::PathBuf> {
+fn paths_below(dir: &Path) -> BTreeSet<std::path::PathBuf> {
     let mut found = BTreeSet::new();
     for entry in std::fs::read_dir(dir).unwrap() {
         let entry = entry.unwrap();
         if entry.file_type().unwrap().is_dir() {
-            found.extend(below(&entry.path()));
+            found.extend(paths_below(&entry.path()));
         }
         found.insert(entry.path());
     }
@@ -35,7 +35,7 @@ fn below(dir: &Path) -> BTreeSet<std::path::PathBuf> {
 }
 
 fn bytes_below(dir: &Path) -> u64 {
-    below(dir)
+    paths_below(dir)
         .iter()
         .map(|path| std::fs::symlink_metadata(path).unwrap())
         .filter(|m| m.is_file())
@@ -43,7 +43,7 @@ fn bytes_below(dir: &Path) -> u64 {
         .sum()
 }
 
-fn on_a_runtime<T>(work: impl Future<Output = T>) -> T {
+fn block_on<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
 }
 
@@ -70,7 +70,7 @@ proptest! {
         spoil(&mut tar, &draws);
         let stored = if compressed { Stored::gzip(&tar) } else { Stored::plain(&tar) };
         let bench = bench();
-        on_a_runtime(async {
+        block_on(async {
             // The digests are right, as in an image that an attacker built.
             if let Ok(image) = bench.import(&Parts::new(vec![stored])).await
                 && let Ok(rootfs) = bench.store.rootfs(&image).await
@@ -79,7 +79,7 @@ proptest! {
                 assert!(stored <= UNPACKED_MAX + (1 << 20), "{stored} bytes");
             }
         });
-        only_its_own(&bench);
+        assert_nothing_outside(&bench);
     }
 
     #[test]
@@ -97,20 +97,20 @@ proptest! {
         let file = bench.dir.path().join("a.tar");
         std::fs::write(&file, &tar).unwrap();
         let before = bench.listing();
-        let taken = on_a_runtime(bench.store.import(&Source::DockerArchive(file), None, progress()));
+        let taken = block_on(bench.store.import(&Source::DockerArchive(file), None, progress()));
         if taken.is_err() {
             assert_eq!(bench.listing(), before, "nothing is left");
         }
         let stored = bytes_below(bench.dir.path());
         assert!(stored <= 3 * tar.len() as u64 + (64 << 10), "{stored} bytes of {}", tar.len());
-        only_its_own(&bench);
+        assert_nothing_outside(&bench);
     }
 }
 
 /// Asserts that no file has the name that leads out, neither beside the store nor above it.
-fn only_its_own(bench: &Bench) {
+fn assert_nothing_outside(bench: &Bench) {
     let outside = |path: &Path| path.file_name().is_some_and(|name| name == "outside");
-    assert!(!below(bench.dir.path()).iter().any(|path| outside(path)));
+    assert!(!paths_below(bench.dir.path()).iter().any(|path| outside(path)));
     assert!(!bench.dir.path().parent().unwrap().join("outside").exists());
     assert!(!Path::new("/outside").exists());
 }

@@ -9,7 +9,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 
 use super::dial::DialError;
-use super::rights::{lacks, missing_property};
+use super::rights::{missing_part, missing_property};
 use super::{Finding, State};
 
 /// Remaining life below which a certificate should have been renewed long ago: nodes and operator renew at two thirds or later
@@ -70,7 +70,7 @@ fn good(check: impl Into<String>, detail: impl Into<String>) -> Finding {
     Finding { check: check.into(), state: State::Good, detail: detail.into(), help: String::new() }
 }
 
-fn wrong(
+fn problem(
     check: impl Into<String>,
     state: State,
     detail: impl Into<String>,
@@ -79,8 +79,8 @@ fn wrong(
     Finding { check: check.into(), state, detail: detail.into(), help: help.into() }
 }
 
-fn unread(check: &str, why: &str) -> Finding {
-    wrong(check, State::Broken, why, "this command needs the rights of an administrator of the cluster")
+fn unreadable(check: &str, why: &str) -> Finding {
+    problem(check, State::Broken, why, "this command needs the rights of an administrator of the cluster")
 }
 
 pub(super) fn judge(seen: &Observed) -> Vec<Finding> {
@@ -102,13 +102,13 @@ fn server(seen: &Observed) -> Finding {
         Ok((major, minor)) if (*major, *minor) >= (1, MINOR_MIN) => {
             good(check, format!("Kubernetes {major}.{minor}"))
         }
-        Ok((major, minor)) => wrong(
+        Ok((major, minor)) => problem(
             check,
             State::Broken,
             format!("Kubernetes {major}.{minor} does not name the node in the token of a Pod"),
             format!("nodes get certificates from Kubernetes 1.{MINOR_MIN} or newer: upgrade the cluster"),
         ),
-        Err(why) => wrong(check, State::Broken, why, "name another cluster with --context or --kubeconfig"),
+        Err(why) => problem(check, State::Broken, why, "name another cluster with --context or --kubeconfig"),
     }
 }
 
@@ -121,11 +121,11 @@ fn definitions(seen: &Observed) -> Vec<Finding> {
         match stored {
             Ok(Some(spec)) => {
                 if let Some(path) = missing_property(&ours["spec"], spec) {
-                    found.push(wrong(check, State::Broken, format!("old: it lacks {path}"), help));
+                    found.push(problem(check, State::Broken, format!("old: it lacks {path}"), help));
                 }
             }
-            Ok(None) => found.push(wrong(check, State::Broken, "not found", help)),
-            Err(why) => found.push(unread(&check, why)),
+            Ok(None) => found.push(problem(check, State::Broken, "not found", help)),
+            Err(why) => found.push(unreadable(&check, why)),
         }
     }
     if found.is_empty() {
@@ -152,12 +152,12 @@ fn rights(seen: &Observed) -> Vec<Finding> {
         };
         match stored {
             Ok(Some(theirs)) => {
-                if let Some(what) = lacks(ours, theirs) {
-                    found.push(wrong(check, State::Broken, format!("it lacks {what}"), help));
+                if let Some(what) = missing_part(ours, theirs) {
+                    found.push(problem(check, State::Broken, format!("it lacks {what}"), help));
                 }
             }
-            Ok(None) => found.push(wrong(check, State::Broken, "not found", help)),
-            Err(why) => found.push(unread(&check, why)),
+            Ok(None) => found.push(problem(check, State::Broken, "not found", help)),
+            Err(why) => found.push(unreadable(&check, why)),
         }
     }
     if found.is_empty() {
@@ -179,8 +179,8 @@ fn workload(namespace: &str, ours: &Value, stored: &Result<Option<Value>, String
     let check = label(ours);
     let theirs = match stored {
         Ok(Some(theirs)) => theirs,
-        Ok(None) => return wrong(check, State::Broken, "not found", INSTALL),
-        Err(why) => return unread(&check, why),
+        Ok(None) => return problem(check, State::Broken, "not found", INSTALL),
+        Err(why) => return unreadable(&check, why),
     };
     let number = |pointer: &str| theirs.pointer(pointer).and_then(Value::as_u64).unwrap_or(0);
     let (ready, wanted) = match ours["kind"].as_str() {
@@ -190,9 +190,9 @@ fn workload(namespace: &str, ours: &Value, stored: &Result<Option<Value>, String
     let detail = format!("{ready} of {wanted} Pods are ready");
     let help = format!("see why: kubectl -n {namespace} describe pods");
     match ready {
-        _ if wanted == 0 => wrong(check, State::Limited, "no Pod is wanted", help),
-        0 => wrong(check, State::Broken, detail, help),
-        _ if ready < wanted => wrong(check, State::Limited, detail, help),
+        _ if wanted == 0 => problem(check, State::Limited, "no Pod is wanted", help),
+        0 => problem(check, State::Broken, detail, help),
+        _ if ready < wanted => problem(check, State::Limited, detail, help),
         _ => good(check, detail),
     }
 }
@@ -201,12 +201,14 @@ fn authority(seen: &Observed) -> Finding {
     let check = "authority of nodes";
     let help = "the operator makes and renews it: see its log";
     match (&seen.authority, seen.authority_end) {
-        (Err(why), _) => unread(check, why),
+        (Err(why), _) => unreadable(check, why),
         (Ok(None), _) => {
             let detail = format!("ConfigMap coracle-ca not found in {}", seen.namespace);
-            wrong(check, State::Broken, detail, help)
+            problem(check, State::Broken, detail, help)
         }
-        (Ok(Some(_)), None) => wrong(check, State::Broken, "ConfigMap coracle-ca holds no certificate", help),
+        (Ok(Some(_)), None) => {
+            problem(check, State::Broken, "ConfigMap coracle-ca holds no certificate", help)
+        }
         (Ok(Some(_)), Some(end)) => expiry(check, seen.now, end, AUTHORITY_SOON, help),
     }
 }
@@ -216,9 +218,9 @@ fn expiry(check: &str, now: Timestamp, end: Timestamp, soon: SignedDuration, hel
     let left = end.duration_since(now);
     let days = left.as_hours() / 24;
     if left <= SignedDuration::ZERO {
-        wrong(check, State::Broken, format!("its certificate expired {end:.0}"), help)
+        problem(check, State::Broken, format!("its certificate expired {end:.0}"), help)
     } else if left < soon {
-        wrong(
+        problem(
             check,
             State::Limited,
             format!("its certificate expires in {days} days and was not renewed"),
@@ -231,8 +233,8 @@ fn expiry(check: &str, now: Timestamp, end: Timestamp, soon: SignedDuration, hel
 
 fn nodes(seen: &Observed) -> Vec<Finding> {
     match &seen.nodes {
-        Err(why) => vec![unread("nodes", why)],
-        Ok(nodes) if nodes.is_empty() => vec![wrong(
+        Err(why) => vec![unreadable("nodes", why)],
+        Ok(nodes) if nodes.is_empty() => vec![problem(
             "nodes",
             State::Broken,
             format!("no Lease of a node in {NODE_NAMESPACE}"),
@@ -250,11 +252,11 @@ fn one_node(node: &Node, now: Timestamp) -> Finding {
         let detail =
             format!("its Lease was renewed {age}: the node is off, or does not reach the API server");
         let help = "look at the machine; the operator ends what it ran elsewhere after --node-grace";
-        return wrong(check, State::Broken, detail, help);
+        return problem(check, State::Broken, detail, help);
     }
     let Some(address) = &node.address else {
         let detail = "it announces no service that this machine can dial";
-        return wrong(check, State::Limited, detail, "start it with --host-listen or --agent-listen");
+        return problem(check, State::Limited, detail, "start it with --host-listen or --agent-listen");
     };
     match &node.dialed {
         Ok(end) => {
@@ -263,13 +265,13 @@ fn one_node(node: &Node, now: Timestamp) -> Finding {
             finding.detail = format!("{address} answers; {}", finding.detail);
             finding
         }
-        Err(DialError::Unreachable(why)) => wrong(
+        Err(DialError::Unreachable(why)) => problem(
             check,
             State::Broken,
             format!("{address} does not answer: {why}"),
             "this machine and the operator must reach that address: look at firewalls, and at --advertise of the node",
         ),
-        Err(DialError::Untrusted(why)) => wrong(
+        Err(DialError::Untrusted(why)) => problem(
             check,
             State::Broken,
             format!("{address} shows a certificate that the operator does not take: {why}"),
@@ -293,7 +295,7 @@ fn networks(seen: &Observed) -> Vec<Finding> {
                     "the operator places no VM on the younger node; start it with another --subnet, or remove its \
                      entry from the Lease {GUEST_SUBNETS} in {NODE_NAMESPACE} and restart it"
                 );
-                found.push(wrong("networks of guests", State::Broken, detail, help));
+                found.push(problem("networks of guests", State::Broken, detail, help));
             }
         }
     }
@@ -305,7 +307,7 @@ fn networks(seen: &Observed) -> Vec<Finding> {
 
 fn webhooks(seen: &Observed) -> Vec<Finding> {
     match &seen.webhooks {
-        Err(why) => vec![unread("webhooks", why)],
+        Err(why) => vec![unreadable("webhooks", why)],
         Ok(webhooks) => webhooks.iter().map(|webhook| one_webhook(webhook, seen.now)).collect(),
     }
 }
@@ -324,13 +326,13 @@ fn one_webhook(webhook: &Webhook, now: Timestamp) -> Finding {
             webhook.configuration
         );
         let state = if webhook.refuses_without { State::Broken } else { State::Limited };
-        return wrong(check, state, format!("{} does not answer: {why}; {effect}", webhook.target), help);
+        return problem(check, state, format!("{} does not answer: {why}; {effect}", webhook.target), help);
     }
     match webhook.bundle_end {
         Some(end) => {
             expiry(&check, now, end, AUTHORITY_SOON, "the operator renews its caBundle: see its log")
         }
-        None => wrong(check, State::Broken, "its caBundle holds no certificate", "see the operator's log"),
+        None => problem(check, State::Broken, "its caBundle holds no certificate", "see the operator's log"),
     }
 }
 
@@ -338,7 +340,7 @@ fn extension_api(seen: &Observed) -> Option<Finding> {
     const CHECK: &str = "extension API";
     let name = subresources::API_SERVICE;
     match &seen.extension_api {
-        Err(why) => Some(unread(CHECK, why)),
+        Err(why) => Some(unreadable(CHECK, why)),
         Ok(None) => None,
         Ok(Some(Ok(()))) => Some(good(CHECK, format!("{name} is available"))),
         Ok(Some(Err(why))) => {
@@ -348,7 +350,7 @@ fn extension_api(seen: &Observed) -> Option<Finding> {
             let help = format!(
                 "see the operator's log; where the operator was removed: kubectl delete apiservice {name} --ignore-not-found"
             );
-            Some(wrong(CHECK, State::Broken, detail, help))
+            Some(problem(CHECK, State::Broken, detail, help))
         }
     }
 }

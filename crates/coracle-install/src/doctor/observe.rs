@@ -43,7 +43,7 @@ pub(super) async fn observe(client: &Client, namespace: &str, now: Timestamp) ->
     let authority_end =
         authority.as_ref().ok().and_then(Option::as_ref).and_then(|pem| end_of_bundle(pem.as_bytes()));
     let leases = Api::<Lease>::namespaced(client.clone(), NODE_NAMESPACE).list(&ListParams::default()).await;
-    let leases = leases.map(|list| list.items).map_err(|error| said(&error));
+    let leases = leases.map(|list| list.items).map_err(|error| error_message(&error));
     let networks = leases.iter().flatten().filter(|lease| lease.name_any() == keys::GUEST_SUBNETS);
     let networks = networks.flat_map(leased_networks).collect();
     let pem = authority.as_ref().ok().and_then(Clone::clone).unwrap_or_default();
@@ -72,7 +72,7 @@ pub(super) async fn observe(client: &Client, namespace: &str, now: Timestamp) ->
     }
 }
 
-fn said(error: &kube::Error) -> String {
+fn error_message(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => status.message.clone(),
         other => other.to_string(),
@@ -80,7 +80,7 @@ fn said(error: &kube::Error) -> String {
 }
 
 async fn server(client: &Client) -> Result<(u32, u32), String> {
-    let info = client.apiserver_version().await.map_err(|error| said(&error))?;
+    let info = client.apiserver_version().await.map_err(|error| error_message(&error))?;
     let number = |text: &str| text.trim_end_matches('+').parse().unwrap_or(0);
     Ok((number(&info.major), number(&info.minor)))
 }
@@ -95,13 +95,13 @@ async fn stored(client: &Client, ours: &Value) -> Result<Option<Value>, String> 
         Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
         None => Api::all_with(client.clone(), &resource),
     };
-    let found = api.get_opt(&text(&ours["metadata"]["name"])).await.map_err(|error| said(&error))?;
+    let found = api.get_opt(&text(&ours["metadata"]["name"])).await.map_err(|error| error_message(&error))?;
     found.map(|object| serde_json::to_value(object).map_err(|error| error.to_string())).transpose()
 }
 
 async fn authority(client: &Client, namespace: &str) -> Result<Option<String>, String> {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
-    let map = maps.get_opt(CA_CONFIG_MAP).await.map_err(|error| said(&error))?;
+    let map = maps.get_opt(CA_CONFIG_MAP).await.map_err(|error| error_message(&error))?;
     Ok(map.and_then(|map| map.data?.remove(CA_KEY)))
 }
 
@@ -141,7 +141,8 @@ async fn webhooks(client: &Client) -> Result<Vec<Webhook>, String> {
         let resource =
             ApiResource::from_gvk(&GroupVersionKind::gvk("admissionregistration.k8s.io", "v1", kind));
         let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
-        let found = api.list(&ListParams::default().labels(OURS)).await.map_err(|error| said(&error))?;
+        let found =
+            api.list(&ListParams::default().labels(OURS)).await.map_err(|error| error_message(&error))?;
         for configuration in found {
             for webhook in configuration.data["webhooks"].as_array().into_iter().flatten() {
                 all.push(one_webhook(client, &configuration.name_any(), webhook).await);
@@ -155,7 +156,7 @@ async fn one_webhook(client: &Client, configuration: &str, webhook: &Value) -> W
     let called = &webhook["clientConfig"];
     let bundle: Option<k8s_openapi::ByteString> = serde_json::from_value(called["caBundle"].clone()).ok();
     let (target, answers) = match called["url"].as_str() {
-        Some(url) => (url.to_owned(), dialed(url).await),
+        Some(url) => (url.to_owned(), check_reachable(url).await),
         None => {
             let text = |key: &str| called["service"][key].as_str().unwrap_or_default().to_owned();
             let (namespace, name) = (text("namespace"), text("name"));
@@ -174,7 +175,8 @@ async fn one_webhook(client: &Client, configuration: &str, webhook: &Value) -> W
 /// Returns the API server's report about the server of the extension API, if that is registered.
 async fn extension_api(client: &Client) -> Result<Option<Result<(), String>>, String> {
     let apis: Api<APIService> = Api::all(client.clone());
-    let Some(found) = apis.get_opt(subresources::API_SERVICE).await.map_err(|error| said(&error))? else {
+    let Some(found) = apis.get_opt(subresources::API_SERVICE).await.map_err(|error| error_message(&error))?
+    else {
         return Ok(None);
     };
     let conditions = found.status.and_then(|status| status.conditions).unwrap_or_default();
@@ -185,7 +187,7 @@ async fn extension_api(client: &Client) -> Result<Option<Result<(), String>>, St
     }))
 }
 
-async fn dialed(url: &str) -> Result<(), String> {
+async fn check_reachable(url: &str) -> Result<(), String> {
     let address = url.trim_start_matches("https://").split('/').next().unwrap_or_default();
     match timeout(LIMIT, TcpStream::connect(address)).await {
         Ok(Ok(_)) => Ok(()),
@@ -198,7 +200,7 @@ async fn dialed(url: &str) -> Result<(), String> {
 async fn has_endpoints(client: &Client, namespace: &str, name: &str) -> Result<(), String> {
     let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), namespace);
     let of_service = ListParams::default().labels(&format!("kubernetes.io/service-name={name}"));
-    let slices = slices.list(&of_service).await.map_err(|error| said(&error))?;
+    let slices = slices.list(&of_service).await.map_err(|error| error_message(&error))?;
     let ready = slices.items.iter().flat_map(|slice| slice.endpoints.iter().flatten());
     let ready = ready.filter(|end| end.conditions.as_ref().is_none_or(|is| is.ready != Some(false)));
     if ready.count() == 0 { Err("no endpoint of it is ready".to_owned()) } else { Ok(()) }

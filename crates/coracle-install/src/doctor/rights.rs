@@ -4,7 +4,7 @@ use serde_json::Value;
 
 /// Returns what `found` lacks of `wanted`, for kinds with permissions; `None` when it lacks nothing. Objects of other kinds
 /// lack nothing.
-pub(super) fn lacks(wanted: &Value, found: &Value) -> Option<String> {
+pub(super) fn missing_part(wanted: &Value, found: &Value) -> Option<String> {
     match wanted["kind"].as_str() {
         Some("Role" | "ClusterRole") => missing_rule(&wanted["rules"], &found["rules"]),
         Some("RoleBinding" | "ClusterRoleBinding") => missing_subject(wanted, found),
@@ -128,25 +128,28 @@ mod tests {
             ("another verb", rules(json!(["ca"]), json!(["list"])), Some("the right to get secrets")),
             ("none", json!({"rules": null}), Some("the right to get secrets")),
         ] {
-            assert_eq!(lacks(&wanted, &found).as_deref(), want, "{why}");
+            assert_eq!(missing_part(&wanted, &found).as_deref(), want, "{why}");
         }
         let all = json!({"kind": "Role", "rules": [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]}]});
-        assert!(lacks(&all, &rules(json!(["ca"]), json!(["get"]))).is_some(), "a name is not all");
+        assert!(missing_part(&all, &rules(json!(["ca"]), json!(["get"]))).is_some(), "a name is not all");
     }
 
     #[test]
     fn bindings_and_policies_table() {
         let bound = |role: &str, account: &str| json!({"kind": "RoleBinding", "roleRef": {"name": role}, "subjects": [{"name": account, "namespace": "n"}]});
-        assert_eq!(lacks(&bound("a", "b"), &bound("a", "b")), None);
-        assert_eq!(lacks(&bound("a", "b"), &bound("c", "b")).as_deref(), Some("the role \"a\""));
-        assert_eq!(lacks(&bound("a", "b"), &bound("a", "c")).as_deref(), Some("the subject \"b\""));
+        assert_eq!(missing_part(&bound("a", "b"), &bound("a", "b")), None);
+        assert_eq!(missing_part(&bound("a", "b"), &bound("c", "b")).as_deref(), Some("the role \"a\""));
+        assert_eq!(missing_part(&bound("a", "b"), &bound("a", "c")).as_deref(), Some("the subject \"b\""));
         let policy = |fails: &str, rule: &str| {
             json!({"kind": "ValidatingAdmissionPolicy", "spec": {"failurePolicy": fails,
                 "validations": [{"expression": rule, "message": rule}]}})
         };
-        assert_eq!(lacks(&policy("Fail", "x"), &policy("Fail", "x")), None);
-        assert!(lacks(&policy("Fail", "x"), &policy("Ignore", "x")).is_some());
-        assert_eq!(lacks(&policy("Fail", "x"), &policy("Fail", "y")).as_deref(), Some("the rule \"x\""));
+        assert_eq!(missing_part(&policy("Fail", "x"), &policy("Fail", "x")), None);
+        assert!(missing_part(&policy("Fail", "x"), &policy("Ignore", "x")).is_some());
+        assert_eq!(
+            missing_part(&policy("Fail", "x"), &policy("Fail", "y")).as_deref(),
+            Some("the rule \"x\"")
+        );
     }
 
     #[test]

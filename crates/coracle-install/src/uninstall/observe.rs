@@ -77,7 +77,7 @@ async fn installed(
     let definitions = ApiResource::from_gvk(&gvk);
     let api: Api<DynamicObject> = Api::all_with(client.clone(), &definitions);
     for definition in coracle_api::crds() {
-        let found = api.get_opt(&definition.name_any()).await.map_err(failed("read a definition"))?;
+        let found = api.get_opt(&definition.name_any()).await.map_err(api_error("read a definition"))?;
         all.entry(Stage::Definitions)
             .or_default()
             .extend(found.iter().map(|object| target(&definitions, object)));
@@ -95,7 +95,7 @@ async fn list(
     match api.list(params).await {
         Ok(list) => Ok(list.items),
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(Vec::new()),
-        Err(error) => Err(failed(&format!("list {}", resource.plural))(error)),
+        Err(error) => Err(api_error(&format!("list {}", resource.plural))(error)),
     }
 }
 
@@ -110,11 +110,11 @@ fn target(resource: &ApiResource, object: &DynamicObject) -> Target {
 
 async fn has_operator(client: &Client, namespace: &str) -> Result<bool, UninstallError> {
     let deployments: Api<Deployment> = Api::namespaced(client.clone(), namespace);
-    let operator = deployments.get_opt("coracle-operator").await.map_err(failed("read the operator"))?;
+    let operator = deployments.get_opt("coracle-operator").await.map_err(api_error("read the operator"))?;
     Ok(operator.and_then(|operator| operator.status?.ready_replicas).is_some_and(|ready| ready > 0))
 }
 
-pub(super) fn failed(operation: &str) -> impl FnOnce(kube::Error) -> UninstallError {
+pub(super) fn api_error(operation: &str) -> impl FnOnce(kube::Error) -> UninstallError {
     let operation = operation.to_owned();
     move |source| UninstallError::Api { operation, source: Box::new(source) }
 }

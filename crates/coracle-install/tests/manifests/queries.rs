@@ -36,7 +36,7 @@ fn walk(expression: &Expr, asked: &mut Asked) {
         Expr::Aggregate(aggregate) => {
             if let Some(LabelModifier::Include(labels) | LabelModifier::Exclude(labels)) = &aggregate.modifier
             {
-                note(labels, asked);
+                record_labels(labels, asked);
             }
             walk(&aggregate.expr, asked);
         }
@@ -55,7 +55,7 @@ fn walk(expression: &Expr, asked: &mut Asked) {
     }
 }
 
-fn note(labels: &Labels, asked: &mut Asked) {
+fn record_labels(labels: &Labels, asked: &mut Asked) {
     asked.labels.extend(labels.labels.iter().cloned());
 }
 
@@ -65,7 +65,7 @@ fn select(selector: &VectorSelector, asked: &mut Asked) {
 }
 
 /// Returns the errors of a query; empty when it is valid.
-fn wrong(query: &str, known: &BTreeMap<String, (String, BTreeSet<String>)>) -> Vec<String> {
+fn query_errors(query: &str, known: &BTreeMap<String, (String, BTreeSet<String>)>) -> Vec<String> {
     let query = query.replace("$__rate_interval", "5m").replace("$__range", "1h");
     let expression = match parse(&query) {
         Ok(expression) => expression,
@@ -120,7 +120,10 @@ fn queries_use_existing_metrics_and_labels() {
         assert!(!queries.is_empty(), "{file}");
         all += queries.len();
         failures.extend(
-            queries.iter().flat_map(|query| wrong(query, &known)).map(|what| format!("{file}: {what}")),
+            queries
+                .iter()
+                .flat_map(|query| query_errors(query, &known))
+                .map(|what| format!("{file}: {what}")),
         );
     }
     assert!(failures.is_empty(), "{failures:#?}");
@@ -139,10 +142,10 @@ fn wrong_queries_are_found() {
         ("coracle_mikromvms_bucket", "no metric"),
         ("coracle_controller_reconcile", "no metric"),
     ] {
-        let found = wrong(query, &known);
+        let found = query_errors(query, &known);
         assert!(found.iter().any(|what| what.contains(word)), "{query}: {found:?}");
     }
-    assert!(wrong("sum by (phase) (coracle_mikromvms)", &known).is_empty());
+    assert!(query_errors("sum by (phase) (coracle_mikromvms)", &known).is_empty());
 }
 
 /// Each alert links to its runbook, and each runbook belongs to an alert.

@@ -123,7 +123,7 @@ mod tests {
 
     use super::*;
 
-    fn sealed(text: &[u8]) -> SealedFile {
+    fn sealed_file(text: &[u8]) -> SealedFile {
         let memory = MemoryFile::new("test", 1 << 20).unwrap();
         let writer = std::fs::File::options().write(true).open(format!("/proc/self/fd/{}", memory.number()));
         writer.unwrap().write_all_at(text, 8192).unwrap();
@@ -144,7 +144,11 @@ mod tests {
             ram_bytes: 4096,
             disk_mib: 1,
         };
-        let template = Template { ram: sealed(b"ram"), state: sealed(b"state"), disk: Some(sealed(b"disk")) };
+        let template = Template {
+            ram: sealed_file(b"ram"),
+            state: sealed_file(b"state"),
+            disk: Some(sealed_file(b"disk")),
+        };
         let (part, place) = (dir.path().join("part"), dir.path().join("0123456789abcdef"));
         store(&part, &place, &info, &template).unwrap();
         assert_eq!(read(&place).unwrap(), info);

@@ -37,7 +37,7 @@ async fn serve(warm_pool: &Arc<WarmPool>) {
                     end_quietly(&warm_pool.node, &vmm_config.id).await;
                 }
             }
-            Step::Make(key) => make(warm_pool, &key).await,
+            Step::Make(key) => make_clone(warm_pool, &key).await,
             Step::Wait(None) => warm_pool.changed.notified().await,
             Step::Wait(Some(until)) => tokio::select! {
                 () = warm_pool.changed.notified() => {}
@@ -49,12 +49,12 @@ async fn serve(warm_pool: &Arc<WarmPool>) {
 
 /// Makes a clone, for the start that waits for it or for the pool. After a failure, the shape has no clones until its next
 /// start.
-async fn make(warm_pool: &Arc<WarmPool>, key: &TemplateKey) {
+async fn make_clone(warm_pool: &Arc<WarmPool>, key: &TemplateKey) {
     // Requested VMs come first. A clone is made in the background and delays none of them.
     while !is_calm(warm_pool) {
         sleep(LOOK_AGAIN).await;
     }
-    let Some(shape) = wanted(warm_pool, key) else { return };
+    let Some(shape) = wanted_shape(warm_pool, key) else { return };
     let vmm_config = match warm_pool.node.instances.create(InstanceOwner::Pool(key.clone()), shape).await {
         Ok(vmm_config) => vmm_config,
         Err(error) => {
@@ -73,11 +73,11 @@ async fn make(warm_pool: &Arc<WarmPool>, key: &TemplateKey) {
             Ok(()) => return,
             // The start no longer waits: the clone is pooled for the next one.
             Err(late) => match late.into_pooled() {
-                Some(pooled) => rest(warm_pool, pooled).await,
+                Some(pooled) => warm_and_pause(warm_pool, pooled).await,
                 None => return,
             },
         },
-        (Ok(pooled), None) => rest(warm_pool, pooled).await,
+        (Ok(pooled), None) => warm_and_pause(warm_pool, pooled).await,
         (Err(error), _) => Err(error),
     };
     match made {
@@ -100,7 +100,7 @@ fn is_calm(WarmPool { node, .. }: &WarmPool) -> bool {
 }
 
 /// Returns the shape, if it is still wanted.
-fn wanted(warm_pool: &WarmPool, key: &TemplateKey) -> Option<VmmConfig> {
+fn wanted_shape(warm_pool: &WarmPool, key: &TemplateKey) -> Option<VmmConfig> {
     let state = warm_pool.state();
     let shape = state.shapes.iter().find(|shape| shape.key == *key)?.vmm_config.clone();
     Some(VmmConfig { disks: vec![], ..shape })
@@ -140,7 +140,7 @@ async fn start(
 }
 
 /// Warms a clone up, unless it is, and pauses it.
-async fn rest(warm_pool: &WarmPool, mut pooled: PooledVmm) -> Result<PooledVmm, HostError> {
+async fn warm_and_pause(warm_pool: &WarmPool, mut pooled: PooledVmm) -> Result<PooledVmm, HostError> {
     let vmm_config = &pooled.vmm_config;
     let driver = |source| HostError::Driver { name: vmm_config.id.to_string(), source };
     pooled.guest = match pooled.guest {

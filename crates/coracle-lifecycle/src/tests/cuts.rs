@@ -44,7 +44,7 @@ fn forced_deletion_leaves_a_vmm_that_does_not_end() {
         while let Some(input) = world.queue.pop_front() {
             let input = match input {
                 Input::Done(job, _) if world.running[&job].1.iter().any(|one| action(one) == "EndVmm") => {
-                    Input::Done(job, Err(Failure { done: 0, error: late() }))
+                    Input::Done(job, Err(Failure { done: 0, error: time_limit_error() }))
                 }
                 // The state directory is on a full disk as well.
                 Input::Done(job, _) if world.running[&job].1.iter().any(|one| action(one) == "Deleting") => {
@@ -105,7 +105,7 @@ fn end_of_the_vmm_at_every_cut_ends_the_run() {
 
 #[test]
 fn failed_job_at_every_cut_leaves_a_vm_that_answers() {
-    for error in [no_space as fn() -> HostError, late] {
+    for error in [no_space as fn() -> HostError, time_limit_error] {
         at_every_cut(|world, why| {
             let Some(Input::Done(job, _)) = world.queue.pop_front() else { return };
             let actions = world.running[&job].1.len();

@@ -6,7 +6,7 @@ use std::io;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
-use super::rotated;
+use super::rotated_path;
 use super::tail::{self, Tail};
 
 /// Size of a read, bytes.
@@ -49,7 +49,7 @@ impl Segments {
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         // Opened in this order, a file that is renamed meanwhile is found twice, and none is missed.
         let current = Segment::open(path)?;
-        let old = found(Segment::open(&rotated(path)))?.filter(|old| old.inode != current.inode);
+        let old = found_or_none(Segment::open(&rotated_path(path)))?.filter(|old| old.inode != current.inode);
         let files = old.into_iter().chain([current]).collect();
         Ok(Self { path: path.to_owned(), files })
     }
@@ -92,14 +92,15 @@ impl Segments {
     fn find_successors(&mut self) -> io::Result<bool> {
         let Some(known) = self.files.front().map(|segment| segment.inode) else { return Ok(false) };
         let is_new = |inode: u64| inode != known;
-        if !found(fs::metadata(&self.path))?.is_some_and(|metadata| is_new(metadata.ino())) {
+        if !found_or_none(fs::metadata(&self.path))?.is_some_and(|metadata| is_new(metadata.ino())) {
             return Ok(false);
         }
-        let Some(current) = found(Segment::open(&self.path))?.filter(|found| is_new(found.inode)) else {
+        let Some(current) = found_or_none(Segment::open(&self.path))?.filter(|found| is_new(found.inode))
+        else {
             return Ok(false);
         };
         // A third file, if the log was replaced twice since.
-        let between = found(Segment::open(&rotated(&self.path)))?;
+        let between = found_or_none(Segment::open(&rotated_path(&self.path)))?;
         let between = between.filter(|found| is_new(found.inode) && found.inode != current.inode);
         self.files.extend(between.into_iter().chain([current]));
         Ok(true)
@@ -152,7 +153,7 @@ impl Segment {
 }
 
 /// `None` if the file does not exist.
-fn found<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+fn found_or_none<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Ok(found) => Ok(Some(found)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

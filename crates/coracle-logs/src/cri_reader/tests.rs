@@ -75,7 +75,7 @@ fn query_table() {
 }
 
 #[test]
-fn rotated_part_comes_first() {
+fn rotated_log_is_read_first() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("0.log");
     fs::write(dir.path().join("0.log.1"), records(&["F a", "F b", "P c"])).unwrap();

@@ -34,20 +34,20 @@ fn main() {
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     eprintln!("market: {cores} cores, load {}", load.trim());
     if part("engine") {
-        alone(short);
+        measure_engine(short);
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let published = if short { 2 } else { 20 };
     if part("service") {
-        runtime.block_on(served(short, published));
+        runtime.block_on(measure_service(short, published));
     }
     if part("streams") {
-        runtime.block_on(watched(short, published));
+        runtime.block_on(measure_streams(short, published));
     }
 }
 
 /// Measures the engine in this process.
-fn alone(short: bool) {
+fn measure_engine(short: bool) {
     let (open, calls, rounds) = if short { (10_000, 20, 20) } else { (1_000_000, 10_000, 200) };
     // `--calls=N` for a short run; the goal applies to 10 000 calls.
     let asked = std::env::args().find_map(|arg| arg.strip_prefix("--calls=").and_then(|n| n.parse().ok()));
@@ -69,7 +69,7 @@ fn alone(short: bool) {
 }
 
 /// Measures the service from another process.
-async fn served(short: bool, published: usize) {
+async fn measure_service(short: bool, published: usize) {
     let (open, seconds) = if short { (10_000, 1) } else { (1_000_000, 10) };
     eprintln!(
         "goals: at least 20000 a second single, 150000 in batches of 512, p99 at half load at most 10 ms;"
@@ -86,7 +86,7 @@ async fn served(short: bool, published: usize) {
 }
 
 /// Measures the readers of streams.
-async fn watched(short: bool, published: usize) {
+async fn measure_streams(short: bool, published: usize) {
     eprintln!("from a bid to its match with free units, goal: p99 at most 5 ms");
     let bids = if short { 50 } else { 5_000 };
     figure("market.match_p99_ms", streams::matches(bids).await, "ms", "no match");

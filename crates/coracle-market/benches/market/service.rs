@@ -48,7 +48,7 @@ pub(crate) async fn run(open: u64, seconds: u64, calls: usize) -> Measurement {
     let acknowledged = done.load(Ordering::Relaxed);
     served.kill();
 
-    let (single, batched, why) = match counted(&store, acknowledged).await {
+    let (single, batched, why) = match check_reopened_store(&store, acknowledged).await {
         Ok(()) => (Some(single), Some(batched), String::new()),
         Err(why) => (None, None, why),
     };
@@ -168,7 +168,7 @@ async fn batches(
 }
 
 /// Checks that a new process on the same store has every acknowledged bid and a sound journal.
-async fn counted(store: &Path, acknowledged: u64) -> Result<(), String> {
+async fn check_reopened_store(store: &Path, acknowledged: u64) -> Result<(), String> {
     let started = Instant::now();
     let served = Served::start(store);
     let channel = served.connect().await;

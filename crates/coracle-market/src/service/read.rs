@@ -7,8 +7,8 @@ use super::Service;
 use crate::caller::Caller;
 use crate::convert;
 use crate::error::RequestError;
-use crate::history::{KEPT_MS, merged, step_that_fits};
-use crate::signed::signed;
+use crate::history::{KEPT_MS, merge_bars, smallest_step};
+use crate::signed::saturating_i64;
 
 /// Most points of one history answer.
 const POINTS_MAX: i64 = 10_000;
@@ -49,13 +49,13 @@ impl Service {
         r: &pb::GetPriceHistoryRequest,
     ) -> Result<pb::PriceHistory, RequestError> {
         let no = self.market(&r.market)?;
-        let now = signed(self.now().0);
+        let now = saturating_i64(self.now().0);
         let to = if r.to_ms == 0 { now + 1 } else { r.to_ms };
         // No data is older.
         let from = if r.from_ms == 0 { now - KEPT_MS } else { r.from_ms };
         let (span, step) = (to.saturating_sub(from).max(0), r.step_ms.max(0));
         let too_many = || {
-            let fits = step_that_fits(span, POINTS_MAX);
+            let fits = smallest_step(span, POINTS_MAX);
             RequestError::invalid_field(
                 "step",
                 format!("more than {POINTS_MAX} points; a step of {fits} ms fits"),
@@ -64,7 +64,7 @@ impl Service {
         if step > 0 && span / step > POINTS_MAX {
             return Err(too_many());
         }
-        let bars = merged(self.store.bars(no, (from, to)).await?, step);
+        let bars = merge_bars(self.store.bars(no, (from, to)).await?, step);
         if bars.len() > usize::try_from(POINTS_MAX).unwrap_or(usize::MAX) {
             return Err(too_many());
         }
@@ -74,7 +74,7 @@ impl Service {
     pub(crate) async fn advise(&self, r: &pb::AdviseRequest) -> Result<pb::Advice, RequestError> {
         let no = self.market(&r.market)?;
         let now = self.now();
-        let from = signed(now.0.saturating_sub(ADVICE_MS));
+        let from = saturating_i64(now.0.saturating_sub(ADVICE_MS));
         let bars = self.store.bars(no, (from, i64::MAX)).await?;
         let time = |at| Time(u64::try_from(at).unwrap_or(0));
         let history: Vec<_> = bars.iter().map(|bar| (time(bar.at), Price::micros(bar.high))).collect();

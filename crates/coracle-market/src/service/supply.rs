@@ -107,7 +107,7 @@ impl Service {
         for (no, state) in markets.iter().filter(|(_, state)| own(state)) {
             epochs.insert(state.name.clone(), state.market.epoch());
             let all = state.market.desired(SupplierNo(supplier));
-            frames.extend(all.map(|one| Frame::Desired(self.desired(*no, state, &one, 0))));
+            frames.extend(all.map(|one| Frame::Desired(self.desired_allocation(*no, state, &one, 0))));
         }
         let set = pb::DesiredSet { epochs };
         let all = [Frame::Begin(set.clone())].into_iter().chain(frames).chain([Frame::End(set)]);
@@ -126,7 +126,7 @@ impl Service {
         for (lot, slot, allocation, matched_at, epoch) in changes {
             let frame = self.writer.read(batch.market, |state| {
                 match state.market.desired_at(lot, slot, allocation) {
-                    Some(one) => Frame::Desired(self.desired(batch.market, state, &one, epoch)),
+                    Some(one) => Frame::Desired(self.desired_allocation(batch.market, state, &one, epoch)),
                     None => Frame::Removed(pb::RemovedAllocation {
                         market: state.name.clone(),
                         lot: convert::lot_name(&self.registry, lot.0),
@@ -141,7 +141,13 @@ impl Service {
         frames
     }
 
-    fn desired(&self, market: u32, state: &MarketState, one: &Desired, epoch: u64) -> pb::DesiredAllocation {
+    fn desired_allocation(
+        &self,
+        market: u32,
+        state: &MarketState,
+        one: &Desired,
+        epoch: u64,
+    ) -> pb::DesiredAllocation {
         let row = state.market.allocation(one.allocation);
         let a = row.map(|row| convert::allocation(market, state, &self.registry, one.allocation, row));
         let a = a.unwrap_or_default();
@@ -165,7 +171,7 @@ impl Service {
 
     /// Processes the report of a supplier, which is also its heartbeat. Machines in lots that the supplier does not have are
     /// counted. They are in no desired set, so the supplier ends them.
-    pub(crate) async fn observed(
+    pub(crate) async fn report_observed(
         &self,
         caller: Caller,
         r: pb::ReportObservedRequest,
@@ -174,7 +180,7 @@ impl Service {
             return Err(RequestError::invalid(format!("at most {MACHINES_MAX} allocations")));
         }
         let supplier = self.supplier(caller).await?;
-        self.writer.heard(supplier).await?;
+        self.writer.report_heartbeat(supplier).await?;
         let mut by_market: BTreeMap<u32, Vec<Machine>> = BTreeMap::new();
         let mut unknown = 0;
         for one in &r.allocations {
@@ -183,7 +189,7 @@ impl Service {
                 None => unknown += 1,
             }
         }
-        self.metrics.unknown_machines(unknown);
+        self.metrics.count_unknown_machines(unknown);
         for (name, epoch) in &r.epochs {
             let Some(market) = self.registry.number(Kind::Market, name) else { continue };
             let machines = by_market.remove(&market).unwrap_or_default();
@@ -199,7 +205,7 @@ impl Service {
             let (supplier, market) =
                 (self.registry.name(Kind::Supplier, supplier), self.registry.name(Kind::Market, market));
             tracing::warn!(supplier, market, machines = machines.len(), "report without version ignored");
-            self.metrics.without_epoch(machines.len());
+            self.metrics.count_without_epoch(machines.len());
         }
         Ok(())
     }
@@ -207,7 +213,7 @@ impl Service {
     fn machine(&self, supplier: u32, one: &pb::ObservedAllocation) -> Option<(u32, Machine)> {
         let market = self.registry.number(Kind::Market, &one.market)?;
         let lot = LotNo(self.registry.number(Kind::Lot, &lot_key(market, supplier, &one.lot))?);
-        let (named, allocation) = Self::named_allocation(&one.allocation).ok()?;
+        let (named, allocation) = Self::parse_allocation_name(&one.allocation).ok()?;
         let node: Box<str> = one.node.as_str().into();
         let is_name = !node.is_empty() && node.len() <= NODE_NAME_MAX;
         let state = match one.state() {

@@ -38,7 +38,7 @@ impl Service {
         let tenant = request.tenant.0;
         let command = Command::Place { request: Box::new(request) };
         let (reply, at) = if self.is_capped(tenant) {
-            Box::pin(self.under_cap(caller, tenant, market, command)).await?
+            Box::pin(self.apply_under_cap(caller, tenant, market, command)).await?
         } else {
             self.writer.apply_one(market, caller.tenant, command).await?
         };
@@ -73,7 +73,7 @@ impl Service {
                     let command = Command::Place { request: Box::new(request) };
                     if capped {
                         self.flush(caller, run_market, &mut run, &mut results).await?;
-                        let reply = Box::pin(self.under_cap(caller, tenant, market, command)).await;
+                        let reply = Box::pin(self.apply_under_cap(caller, tenant, market, command)).await;
                         results.push(reply.and_then(|(reply, at)| self.bid_reply(market, reply, at)));
                     } else {
                         run.push(command);
@@ -181,7 +181,7 @@ impl Service {
     }
 
     /// Moves the unused part of the caps to this tenant and market, then applies the command.
-    async fn under_cap(
+    async fn apply_under_cap(
         &self,
         caller: Caller,
         tenant: u32,
@@ -193,14 +193,14 @@ impl Service {
         self.writer.apply_one(market, caller.tenant, command).await
     }
 
-    fn named_bid(id: &str) -> Result<(u32, BidId), RequestError> {
+    fn parse_bid_name(id: &str) -> Result<(u32, BidId), RequestError> {
         match names::parse(id) {
             Some((Named::Bid(market, bid), _)) => Ok((market, bid)),
             _ => Err(RequestError::not_found()),
         }
     }
 
-    pub(crate) fn named_allocation(id: &str) -> Result<(u32, AllocationId), RequestError> {
+    pub(crate) fn parse_allocation_name(id: &str) -> Result<(u32, AllocationId), RequestError> {
         match names::parse(id) {
             Some((Named::Allocation(market, allocation), _)) => Ok((market, allocation)),
             _ => Err(RequestError::not_found()),
@@ -212,7 +212,7 @@ impl Service {
         caller: Caller,
         r: pb::AmendBidRequest,
     ) -> Result<pb::BidReply, RequestError> {
-        let (market, bid) = Self::named_bid(&r.bid)?;
+        let (market, bid) = Self::parse_bid_name(&r.bid)?;
         let tenant = self.tenant(caller, &r.tenant).await?;
         self.gate.spend(tenant, 1)?;
         let amendment = Amendment {
@@ -224,12 +224,12 @@ impl Service {
         };
         let command = Command::Amend { amendment };
         let done = if self.is_capped(tenant) {
-            Box::pin(self.under_cap(caller, tenant, market, command)).await
+            Box::pin(self.apply_under_cap(caller, tenant, market, command)).await
         } else {
             self.writer.apply_one(market, caller.tenant, command).await
         };
         let (reply, at) = done?;
-        self.same_bid(market, reply, at, r.bid)
+        self.reply_for_bid(market, reply, at, r.bid)
     }
 
     pub(crate) async fn cancel(
@@ -237,7 +237,7 @@ impl Service {
         caller: Caller,
         r: pb::CancelBidRequest,
     ) -> Result<pb::BidReply, RequestError> {
-        let (market, bid) = Self::named_bid(&r.bid)?;
+        let (market, bid) = Self::parse_bid_name(&r.bid)?;
         let tenant = self.tenant(caller, &r.tenant).await?;
         self.gate.spend(tenant, 1)?;
         let command = Command::Cancel { tenant: TenantNo(tenant), bid, if_owner_version: r.if_owner_version };
@@ -246,13 +246,13 @@ impl Service {
         if set_price {
             self.note_cancelled_setter(tenant, &r.bid);
         }
-        self.same_bid(market, reply, at, r.bid)
+        self.reply_for_bid(market, reply, at, r.bid)
     }
 
     /// Logs a cancelled bid that had set the price, with the count of the tenant since the start of the process. A tenant that
     /// raises prices with bids which it cancels before they win does so repeatedly.
     fn note_cancelled_setter(&self, tenant: u32, bid: &str) {
-        self.metrics.setter_cancelled();
+        self.metrics.count_cancelled_setter();
         let mut counts = self.cancelled_setters.lock();
         let count = counts.entry(tenant).or_insert(0u64);
         *count += 1;
@@ -265,7 +265,7 @@ impl Service {
         caller: Caller,
         r: pb::ReleaseAllocationRequest,
     ) -> Result<pb::BidReply, RequestError> {
-        let (market, allocation) = Self::named_allocation(&r.allocation)?;
+        let (market, allocation) = Self::parse_allocation_name(&r.allocation)?;
         let tenant = self.tenant(caller, &r.tenant).await?;
         self.gate.spend(tenant, 1)?;
         let reason = match r.reason() {
@@ -279,10 +279,10 @@ impl Service {
             let Reply::Bid { bid, .. } = reply else { return String::new() };
             state.market.bid(bid).map_or_else(String::new, |row| names::bid(market, row.placed_at(), bid))
         })?;
-        self.same_bid(market, reply, at, name)
+        self.reply_for_bid(market, reply, at, name)
     }
 
-    fn same_bid(
+    fn reply_for_bid(
         &self,
         market: u32,
         reply: Reply,
@@ -297,8 +297,8 @@ impl Service {
         caller: Caller,
         r: pb::SubstituteVictimRequest,
     ) -> Result<(), RequestError> {
-        let (market, victim) = Self::named_allocation(&r.preempting)?;
-        let (other_market, other) = Self::named_allocation(&r.other)?;
+        let (market, victim) = Self::parse_allocation_name(&r.preempting)?;
+        let (other_market, other) = Self::parse_allocation_name(&r.other)?;
         let tenant = self.tenant(caller, &r.tenant).await?;
         self.gate.spend(tenant, 1)?;
         if market != other_market {
@@ -313,7 +313,7 @@ impl Service {
         caller: Caller,
         r: pb::GetBidRequest,
     ) -> Result<pb::Bid, RequestError> {
-        let (market, id) = Self::named_bid(&r.bid)?;
+        let (market, id) = Self::parse_bid_name(&r.bid)?;
         let tenant = self.tenant(caller, &r.tenant).await?;
         self.writer.read(market, |state| {
             let row = state.market.bid(id).ok_or_else(RequestError::not_found)?;
@@ -453,7 +453,7 @@ impl Service {
         let tenant = self.tenant(caller, &r.tenant).await?;
         let span = r.from_ms..if r.to_ms == 0 { i64::MAX } else { r.to_ms };
         let item = |charge: pb::Charge| {
-            let no = Self::named_allocation(&charge.allocation).map_or(0, |(market, _)| market);
+            let no = Self::parse_allocation_name(&charge.allocation).map_or(0, |(market, _)| market);
             let market = self.registry.name(Kind::Market, no);
             let cap = || self.writer.read(no, |state| state.market.params().cap.as_micros()).unwrap_or(0);
             focus::Item {

@@ -7,11 +7,11 @@ use std::time::Instant;
 use coracle_auction::codec::Codec;
 use coracle_auction::{AllocationId, Command, Event, Journaled, Price, Time};
 
-use super::{Answer, Applied, Batch, MARKET_ITSELF, WriterTask, needed};
+use super::{Answer, Applied, Batch, MARKET_ITSELF, WriterTask, next_tick};
 use crate::error::RequestError;
-use crate::prices::moved;
+use crate::prices::price_frames;
 use crate::recover::project;
-use crate::store::{Group, chained};
+use crate::store::{Group, chain_hash};
 
 /// Commands of one market on their way into one group.
 #[derive(Debug, Default)]
@@ -62,7 +62,7 @@ impl WriterTask {
                 at.put(&mut body);
                 command.put(&mut body);
             }
-            let chain = chained(chain, &body);
+            let chain = chain_hash(chain, &body);
             let count = i64::try_from(waiting.commands.len()).unwrap_or(i64::MAX);
             let who = std::mem::take(&mut waiting.who);
             groups.push(Group { market, seq: seq + 1, count, body, who, chain });
@@ -93,7 +93,7 @@ impl WriterTask {
             if let Some(started) = called
                 && events[before..].iter().any(|event| matches!(event, Event::Call { .. }))
             {
-                metrics.called(started.elapsed());
+                metrics.observe_call(started.elapsed());
             }
             metrics.count(command, &reply);
             replies.push(reply);
@@ -103,8 +103,9 @@ impl WriterTask {
         metrics.observe(&state.name, &state.market, &events);
         (state.seq, state.chain) = (seq, chain);
         state.since_snapshot += waiting.commands.len() as u64;
-        self.wake = self.wake.min(needed(state));
-        let moved = if self.writer.prices.receiver_count() > 0 { moved(no, state, &events) } else { None };
+        self.wake = self.wake.min(next_tick(state));
+        let moved =
+            if self.writer.prices.receiver_count() > 0 { price_frames(no, state, &events) } else { None };
         drop(markets);
         let batch = Batch { market: no, seq: u64::try_from(seq).unwrap_or(0), events };
         // The send fails if there are no readers.

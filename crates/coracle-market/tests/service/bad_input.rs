@@ -54,7 +54,7 @@ impl Web {
 }
 
 /// Value in the metadata of a refusal.
-fn word(status: &Status, key: &str) -> String {
+fn metadata_value(status: &Status, key: &str) -> String {
     status.metadata().get(key).map(|v| v.to_str().unwrap().to_owned()).unwrap_or_default()
 }
 
@@ -65,7 +65,7 @@ async fn start() -> (tempfile::TempDir, Served, Channel) {
     (dir, served, channel)
 }
 
-fn good() -> Value {
+fn valid_bid() -> Value {
     json!({"market": MARKET, "limit": "2.0800", "quantity": 1})
 }
 
@@ -92,8 +92,11 @@ async fn invalid_bid_field_is_named_in_the_error() {
         let mut request = bid(2_000_000, 1, "o", 0);
         change(&mut request);
         let refused = trading.place_bid(with(&token, request)).await.unwrap_err();
-        assert_eq!((refused.code(), word(&refused, "coracle-field")), (Code::InvalidArgument, field.into()));
-        let mut body = good();
+        assert_eq!(
+            (refused.code(), metadata_value(&refused, "coracle-field")),
+            (Code::InvalidArgument, field.into())
+        );
+        let mut body = valid_bid();
         body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
         let (status, problem, _) = web.place(&body).await;
         let name = if field == "min_fill" { "minFill" } else { field };
@@ -149,7 +152,10 @@ async fn foreign_object_is_not_found() {
     for pair in told.chunks(2) {
         for (theirs, never) in pair[0].iter().zip(&pair[1]) {
             assert_eq!((theirs.code(), theirs.message()), (never.code(), never.message()));
-            assert_eq!((theirs.code(), word(theirs, "coracle-code")), (Code::NotFound, "NOT_FOUND".into()));
+            assert_eq!(
+                (theirs.code(), metadata_value(theirs, "coracle-code")),
+                (Code::NotFound, "NOT_FOUND".into())
+            );
         }
     }
     let web = Web::new(&served, &other);
@@ -194,7 +200,7 @@ async fn late_or_stale_bid_change_is_a_conflict() {
         trading.cancel_bid(with(&token, cancel)).await.unwrap_err(),
         trading.amend_bid(with(&token, amend)).await.unwrap_err(),
     ] {
-        let (code, word) = (refused.code(), word(&refused, "coracle-code"));
+        let (code, word) = (refused.code(), metadata_value(&refused, "coracle-code"));
         assert_eq!((code, &*word), (Code::FailedPrecondition, "TERMINAL"));
     }
     let path = format!("/v1/bids/{over}");
@@ -203,7 +209,7 @@ async fn late_or_stale_bid_change_is_a_conflict() {
     }
 
     // A bid was placed and cancelled, so the owner is at its second version.
-    let mut stale = good();
+    let mut stale = valid_bid();
     stale["ownerUid"] = "o".into();
     stale["ifOwnerVersion"] = 0.into();
     let (status, problem, _) = web.place(&stale).await;
@@ -212,7 +218,7 @@ async fn late_or_stale_bid_change_is_a_conflict() {
         (409, &"OWNER_VERSION".into(), &2.into())
     );
     let refused = trading.place_bid(with(&token, bid(2_000_000, 1, "o", 7))).await.unwrap_err();
-    assert_eq!((refused.code(), &*word(&refused, "coracle-owner-version")), (Code::Aborted, "2"));
+    assert_eq!((refused.code(), &*metadata_value(&refused, "coracle-owner-version")), (Code::Aborted, "2"));
     stale["ifOwnerVersion"] = 2.into();
     assert_eq!(web.place(&stale).await.0, 201, "with the version of the reply");
     served.stop();
@@ -225,13 +231,13 @@ async fn unauthorised_call_returns_401_403_or_429() {
     let reader = tenant(&channel, "c/reader", None, &["read"]).await;
     let trader = tenant(&channel, "c/trader", None, &["trade", "read"]).await;
     for token in ["", "cmt_no_such_token"] {
-        let (status, problem, _) = Web::new(&served, token).place(&good()).await;
+        let (status, problem, _) = Web::new(&served, token).place(&valid_bid()).await;
         assert_eq!((status, &problem["code"]), (401, &"UNAUTHENTICATED".into()), "{token}");
     }
     let mut trading = TradingClient::new(channel.clone());
     let unknown = trading.place_bid(with("cmt_no_such_token", bid(2_000_000, 1, "o", 0))).await.unwrap_err();
     assert_eq!(unknown.code(), Code::Unauthenticated);
-    let (status, problem, _) = Web::new(&served, &reader).place(&good()).await;
+    let (status, problem, _) = Web::new(&served, &reader).place(&valid_bid()).await;
     assert_eq!((status, &problem["code"]), (403, &"FORBIDDEN".into()));
     let mut admin = AdminClient::new(channel);
     let halt = || HaltRequest { market: MARKET.into() };
@@ -248,7 +254,7 @@ async fn unauthorised_call_returns_401_403_or_429() {
     let web = Web::new(&served, &slow);
     let mut refused = None;
     for _ in 0..20 {
-        let said = web.place(&good()).await;
+        let said = web.place(&valid_bid()).await;
         if said.0 != 201 {
             refused = Some(said);
             break;
@@ -262,7 +268,7 @@ async fn unauthorised_call_returns_401_403_or_429() {
 
     admin.halt(with(ADMIN, halt())).await.unwrap();
     let web = Web::new(&served, &trader);
-    let (status, problem, _) = web.place(&good()).await;
+    let (status, problem, _) = web.place(&valid_bid()).await;
     assert_eq!((status, &problem["code"]), (503, &"HALTED".into()));
     assert_eq!(web.get("/v1/markets/a100-4x/local/price").await.1["halted"], true, "reads still work");
     served.stop();
@@ -276,7 +282,7 @@ async fn lost_journal_refuses_writes_and_serves_reads() {
     let (dir, served, channel) = start().await;
     let token = tenant(&channel, "c/ns", None, &["trade", "read"]).await;
     let web = Web::new(&served, &token);
-    let (status, first, _) = web.place(&good()).await;
+    let (status, first, _) = web.place(&valid_bid()).await;
     assert_eq!(status, 201);
     let ready = async || reqwest::get(format!("{}/readyz", served.admin)).await.unwrap().status().as_u16();
     assert_eq!(ready().await, 200);
@@ -286,7 +292,7 @@ async fn lost_journal_refuses_writes_and_serves_reads() {
     sqlx::query("ALTER TABLE journal RENAME TO elsewhere").execute(&pool).await.unwrap();
     let path = format!("/v1/bids/{}", first["bid"].as_str().unwrap());
     for (what, said) in [
-        ("place", web.place(&good()).await),
+        ("place", web.place(&valid_bid()).await),
         ("amend", web.patch(&path, &json!({"limit": "2.1"})).await),
         ("cancel", web.delete(&path).await),
     ] {
@@ -303,7 +309,7 @@ async fn lost_journal_refuses_writes_and_serves_reads() {
     assert!(metrics.contains("coracle_market_journal_up 0"), "{metrics}");
 
     sqlx::query("ALTER TABLE elsewhere RENAME TO journal").execute(&pool).await.unwrap();
-    eventually("bids are accepted again", async || (web.place(&good()).await.0 == 201).then_some(()))
+    eventually("bids are accepted again", async || (web.place(&valid_bid()).await.0 == 201).then_some(()))
         .await
         .unwrap();
     assert_eq!(ready().await, 200);

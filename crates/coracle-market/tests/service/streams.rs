@@ -26,7 +26,7 @@ async fn websocket(served: &Served, token: &str) -> Result<WebSocketStream<TcpSt
 }
 
 /// Waits for the next frame of a type.
-async fn told(socket: &mut WebSocketStream<TcpStream>, kind: &str) -> serde_json::Value {
+async fn next_frame(socket: &mut WebSocketStream<TcpStream>, kind: &str) -> serde_json::Value {
     let told = async {
         loop {
             let Message::Text(text) = socket.next().await.unwrap().unwrap() else { continue };
@@ -46,10 +46,10 @@ async fn prices_are_served_over_all_apis() {
     let served = Served::sqlite(&dir.path().join("market.db"));
     let mut admin = AdminClient::new(served.connect().await);
     let mut socket = websocket(&served, ADMIN).await.unwrap();
-    let first = told(&mut socket, "price").await;
+    let first = next_frame(&mut socket, "price").await;
     assert_eq!((&first["market"], &first["price"]["quote"]), (&MARKET.into(), &"3.2000".into()));
     admin.halt(with(ADMIN, HaltRequest { market: MARKET.into() })).await.unwrap();
-    let halted = told(&mut socket, "halt").await;
+    let halted = next_frame(&mut socket, "halt").await;
     assert_eq!(halted["price"]["halted"], true);
     assert!(halted["seq"].as_u64() > first["seq"].as_u64(), "{first} {halted}");
     socket.close(None).await.unwrap();

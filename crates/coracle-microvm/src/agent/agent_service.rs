@@ -10,10 +10,10 @@ use tonic::{Code, Request, Status, metadata::AsciiMetadataValue, transport::Chan
 use wire::firecracker_agent_client::FirecrackerAgentClient;
 
 use super::{
-    call::{Caller, absent_is_ok, shortened},
+    call::{Caller, ignore_not_found, sanitise_message},
     client::NodeClient,
     error::AgentError,
-    fence::fenced,
+    fence::fenced_request,
     vm_info::{Fence, State, VmInfo},
 };
 use crate::{placement::Capacity, step::VmRef, vm_spec::VmSpec};
@@ -37,7 +37,7 @@ impl AgentService {
         let mut client = self.client.clone();
         let call = client.create_vm(request);
         let reply = self.caller.call("CreateVM", self.caller.deadlines.boot, call).await?;
-        self.in_band("CreateVM", &reply.error_message, reply.state == State::Error as i32)
+        self.check_reply("CreateVM", &reply.error_message, reply.state == State::Error as i32)
     }
 
     /// Refuses a VM with inputs: the CreateVM message is frozen and has no fields for the guest's inputs.
@@ -52,18 +52,18 @@ impl AgentService {
 
     /// Returns the error in a reply: first-generation agents answer OK and report the error in the message
     /// (docs/reference/agent-service.md).
-    fn in_band(&self, operation: &'static str, message: &str, failed: bool) -> Result<(), AgentError> {
+    fn check_reply(&self, operation: &'static str, message: &str, failed: bool) -> Result<(), AgentError> {
         if message.is_empty() && !failed {
             return Ok(());
         }
-        Err(self.caller.error(operation, classify(message), shortened(message)))
+        Err(self.caller.error(operation, classify(message), sanitise_message(message)))
     }
 }
 
 #[tonic::async_trait]
 impl NodeClient for AgentService {
     async fn get(&self, id: &str, fence: &Fence) -> Result<Option<VmInfo>, AgentError> {
-        let request = fenced(wire::GetVmRequest { vm_id: id.to_owned() }, fence);
+        let request = fenced_request(wire::GetVmRequest { vm_id: id.to_owned() }, fence);
         let mut client = self.client.clone();
         match self.caller.call("GetVM", self.caller.deadlines.call, client.get_vm(request)).await {
             Ok(reply) => Ok(reply.vm.map(VmInfo::from)),
@@ -74,57 +74,59 @@ impl NodeClient for AgentService {
 
     async fn create(&self, vm: &VmRef, spec: &VmSpec) -> Result<(), AgentError> {
         self.check_inputs(spec)?;
-        self.call_create(fenced(create_request(vm, spec), &vm.fence)).await
+        self.call_create(fenced_request(create_request(vm, spec), &vm.fence)).await
     }
 
     async fn create_stopped(&self, vm: &VmRef, spec: &VmSpec) -> Result<(), AgentError> {
         self.check_inputs(spec)?;
-        let mut request = fenced(create_request(vm, spec), &vm.fence);
+        let mut request = fenced_request(create_request(vm, spec), &vm.fence);
         let off = AsciiMetadataValue::from_static(PowerState::Stopped.as_str());
         request.metadata_mut().insert(POWER, off);
         self.call_create(request).await
     }
 
     async fn start(&self, vm: &VmRef) -> Result<(), AgentError> {
-        let request = fenced(wire::StartVmRequest { vm_id: vm.id.clone() }, &vm.fence);
+        let request = fenced_request(wire::StartVmRequest { vm_id: vm.id.clone() }, &vm.fence);
         let mut client = self.client.clone();
         let call = client.start_vm(request);
         let reply = self.caller.call("StartVM", self.caller.deadlines.boot, call).await?;
-        self.in_band("StartVM", &reply.error_message, reply.state == State::Error as i32)
+        self.check_reply("StartVM", &reply.error_message, reply.state == State::Error as i32)
     }
 
     async fn set_power_state(&self, vm: &VmRef, state: PowerState) -> Result<(), AgentError> {
         if state == PowerState::Running {
             return self.start(vm).await;
         }
-        let mut request = fenced(wire::StopVmRequest { vm_id: vm.id.clone(), force: false }, &vm.fence);
+        let mut request =
+            fenced_request(wire::StopVmRequest { vm_id: vm.id.clone(), force: false }, &vm.fence);
         if state != PowerState::Stopped {
             request.metadata_mut().insert(POWER, AsciiMetadataValue::from_static(state.as_str()));
         }
         let mut client = self.client.clone();
         let call = client.stop_vm(request);
         let reply = self.caller.call("StopVM", self.caller.deadlines.boot, call).await?;
-        self.in_band("StopVM", &reply.error_message, reply.state == State::Error as i32)
+        self.check_reply("StopVM", &reply.error_message, reply.state == State::Error as i32)
     }
 
     async fn stop(&self, vm: &VmRef) -> Result<(), AgentError> {
         // StopVM has no field for the grace period.
         let grace = vm.grace.unwrap_or_default();
-        let request = fenced(wire::StopVmRequest { vm_id: vm.id.clone(), force: grace.is_zero() }, &vm.fence);
+        let request =
+            fenced_request(wire::StopVmRequest { vm_id: vm.id.clone(), force: grace.is_zero() }, &vm.fence);
         let mut client = self.client.clone();
         let deadline = self.caller.deadlines.call + grace;
         let called = self.caller.call("StopVM", deadline, client.stop_vm(request)).await;
-        absent_is_ok(
-            called.and_then(|r| self.in_band("StopVM", &r.error_message, r.state == State::Error as i32)),
+        ignore_not_found(
+            called.and_then(|r| self.check_reply("StopVM", &r.error_message, r.state == State::Error as i32)),
         )
     }
 
     async fn delete(&self, vm: &VmRef) -> Result<(), AgentError> {
-        let request = fenced(wire::DeleteVmRequest { vm_id: vm.id.clone() }, &vm.fence);
+        let request = fenced_request(wire::DeleteVmRequest { vm_id: vm.id.clone() }, &vm.fence);
         let mut client = self.client.clone();
         let call = client.delete_vm(request);
         let called = self.caller.call("DeleteVM", self.caller.deadlines.call, call).await;
-        absent_is_ok(called.and_then(|r| self.in_band("DeleteVM", &r.error_message, !r.success)))
+        ignore_not_found(called.and_then(|r| self.check_reply("DeleteVM", &r.error_message, !r.success)))
     }
 
     /// Reads the size of the node. First-generation agents take a second to answer.

@@ -49,21 +49,21 @@ impl Caller {
         let began = Instant::now();
         let result = match tokio::time::timeout(deadline, call).await {
             Ok(Ok(reply)) => Ok(reply.into_inner()),
-            Ok(Err(status)) => Err(self.failed(operation, &status)),
+            Ok(Err(status)) => Err(self.status_error(operation, &status)),
             Err(_) => {
                 let message = format!("no answer within {deadline:?}");
                 Err(self.error(operation, Code::DeadlineExceeded, message))
             }
         };
         let outcome = if result.is_ok() { ReconcileResult::Ok } else { ReconcileResult::Error };
-        self.metrics.called(operation, outcome, began.elapsed());
+        self.metrics.record_call(operation, outcome, began.elapsed());
         result
     }
 
     /// Returns the error of a call that the agent, or the connection to it, ended with `status`.
-    pub(super) fn failed(&self, operation: &'static str, status: &Status) -> AgentError {
+    pub(super) fn status_error(&self, operation: &'static str, status: &Status) -> AgentError {
         let failure = failure(status);
-        AgentError { failure, ..self.error(operation, code(status), explained(status)) }
+        AgentError { failure, ..self.error(operation, code(status), message_with_help(status)) }
     }
 
     /// Returns the error of a failed call.
@@ -80,7 +80,7 @@ impl Caller {
 }
 
 /// Turns NOT_FOUND into success: stopping or deleting an absent VM is done.
-pub(super) fn absent_is_ok(result: Result<(), AgentError>) -> Result<(), AgentError> {
+pub(super) fn ignore_not_found(result: Result<(), AgentError>) -> Result<(), AgentError> {
     match result {
         Err(error) if error.code == Code::NotFound => Ok(()),
         result => result,
@@ -95,13 +95,13 @@ fn failure(status: &Status) -> String {
 }
 
 /// Returns the agent's message, with its code and help.
-fn explained(status: &Status) -> String {
+fn message_with_help(status: &Status) -> String {
     let help = status.metadata().get_bin("coracle-help-bin").and_then(|v| v.to_bytes().ok());
     let help = help.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
     match (failure(status).as_str(), help.as_str()) {
-        ("", _) => shortened(status.message()),
-        (code, "") => shortened(&format!("{} ({code})", status.message())),
-        (code, help) => shortened(&format!("{} ({code}; {help})", status.message())),
+        ("", _) => sanitise_message(status.message()),
+        (code, "") => sanitise_message(&format!("{} ({code})", status.message())),
+        (code, help) => sanitise_message(&format!("{} ({code}; {help})", status.message())),
     }
 }
 
@@ -115,7 +115,7 @@ fn code(status: &Status) -> Code {
 }
 
 /// Truncates an agent's text and replaces control characters.
-pub(super) fn shortened(message: &str) -> String {
+pub(super) fn sanitise_message(message: &str) -> String {
     let clean = |c: char| if c.is_control() { ' ' } else { c };
     let mut text: String = message.chars().take(MESSAGE_CHARS_MAX).map(clean).collect();
     if text.trim().is_empty() {
@@ -135,7 +135,7 @@ pub(super) fn chain(error: &dyn std::error::Error) -> String {
         }
         source = cause.source();
     }
-    shortened(&text)
+    sanitise_message(&text)
 }
 
 #[cfg(test)]
@@ -146,19 +146,19 @@ mod tests {
     fn agent_error_includes_code_and_help() {
         let mut status = Status::unavailable("image r/x: get manifest from registry r");
         assert_eq!(failure(&status), "");
-        assert_eq!(explained(&status), "image r/x: get manifest from registry r");
+        assert_eq!(message_with_help(&status), "image r/x: get manifest from registry r");
         status.metadata_mut().insert("coracle-code", "COR-IMG-011".parse().unwrap());
         let help = tonic::metadata::MetadataValue::from_bytes(b"check that r can be reached");
         status.metadata_mut().insert_bin("coracle-help-bin", help);
         assert_eq!(
-            explained(&status),
+            message_with_help(&status),
             "image r/x: get manifest from registry r (COR-IMG-011; check that r can be reached)"
         );
         let error = AgentError {
             operation: "CreateVM",
             address: "a:1".into(),
             code: Code::Unavailable,
-            message: explained(&status),
+            message: message_with_help(&status),
             failure: failure(&status),
             origin: Origin::Agent,
         };

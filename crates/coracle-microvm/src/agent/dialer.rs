@@ -96,7 +96,7 @@ impl Dialer {
         if let Some(address) = to.host_service.as_ref().filter(|_| self.tls.is_some()) {
             let (channel, closed) = self.connect(address, to, &caller).await?;
             let mut service = HostService::new(channel, caller.clone());
-            if service.learn().await? {
+            if service.read_features().await? {
                 return Ok(Connection { client: Arc::new(service), closed });
             }
         }
@@ -115,7 +115,7 @@ impl Dialer {
         let endpoint = self
             .endpoint(address)
             .ok_or_else(|| error(Code::InvalidArgument, "the address is not host:port".into()))?;
-        let secured = self.secured(endpoint, address, to.server_name.as_deref()).await;
+        let secured = self.with_client_tls(endpoint, address, to.server_name.as_deref()).await;
         self.log_trouble(secured.as_ref().err());
         let endpoint = secured.map_err(|why| AgentError {
             origin: Origin::Configuration,
@@ -151,7 +151,7 @@ impl Dialer {
     }
 
     /// Returns `endpoint` with the operator's certificates and the name that the node's certificate must have.
-    async fn secured(
+    async fn with_client_tls(
         &self,
         endpoint: Endpoint,
         address: &str,

@@ -10,8 +10,8 @@ use tonic::{
 use super::vm_info::Fence;
 
 /// Returns a request on behalf of an object.
-pub(super) fn fenced<T>(message: T, fence: &Fence) -> Request<T> {
-    let mut request = traced(message);
+pub(super) fn fenced_request<T>(message: T, fence: &Fence) -> Request<T> {
+    let mut request = traced_request(message);
     insert(request.metadata_mut(), fence::UID, &fence.uid);
     insert(request.metadata_mut(), fence::OBJECT, &fence.object);
     insert(request.metadata_mut(), fence::GENERATION, &fence.generation.to_string());
@@ -19,7 +19,7 @@ pub(super) fn fenced<T>(message: T, fence: &Fence) -> Request<T> {
 }
 
 /// Returns a request in the trace of the caller.
-pub(super) fn traced<T>(message: T) -> Request<T> {
+pub(super) fn traced_request<T>(message: T) -> Request<T> {
     let mut request = Request::new(message);
     if let Some(parent) = traceparent() {
         insert(request.metadata_mut(), TRACEPARENT, &parent);

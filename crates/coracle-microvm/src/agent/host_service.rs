@@ -10,10 +10,10 @@ use tonic::{Code, Response, Status, transport::Channel};
 use wire::{VmState, host_client::HostClient, vm_event};
 
 use super::{
-    call::{Caller, absent_is_ok},
+    call::{Caller, ignore_not_found},
     client::NodeClient,
     error::AgentError,
-    fence::traced,
+    fence::traced_request,
     snapshot_client::SnapshotClient,
     vm_info::{Fence, State, VmInfo},
 };
@@ -42,7 +42,7 @@ impl HostService {
     }
 
     /// Reads the features of the node. Returns true when the node supports the calls below.
-    pub(super) async fn learn(&mut self) -> Result<bool, AgentError> {
+    pub(super) async fn read_features(&mut self) -> Result<bool, AgentError> {
         let features = self.info().await?.features;
         let has = |name: &str| features.iter().any(|feature| feature == name);
         self.checks_signatures = has(SIGNATURES);
@@ -65,7 +65,7 @@ impl HostService {
         }
         let request = create_request(vm, spec, power_state);
         let mut client = self.client.clone();
-        self.boot("CreateVM", client.create_vm(traced(request))).await.map(drop)
+        self.boot("CreateVM", client.create_vm(traced_request(request))).await.map(drop)
     }
 
     pub(super) async fn call<T>(
@@ -95,7 +95,7 @@ impl NodeClient for HostService {
     async fn get(&self, id: &str, fence: &Fence) -> Result<Option<VmInfo>, AgentError> {
         let request = wire::GetVmRequest { vm: id.to_owned(), exact: true, owner: owner(fence) };
         let mut client = self.client.clone();
-        match self.call("GetVM", client.get_vm(traced(request))).await {
+        match self.call("GetVM", client.get_vm(traced_request(request))).await {
             Ok(vm) => Ok(Some(VmInfo::from(vm))),
             Err(error) if error.code == Code::NotFound => Ok(None),
             Err(error) => Err(error),
@@ -113,7 +113,7 @@ impl NodeClient for HostService {
     async fn start(&self, vm: &VmRef) -> Result<(), AgentError> {
         let request = wire::StartVmRequest { vm: vm.id.clone(), owner: owner(&vm.fence) };
         let mut client = self.client.clone();
-        self.boot("StartVM", client.start_vm(traced(request))).await.map(drop)
+        self.boot("StartVM", client.start_vm(traced_request(request))).await.map(drop)
     }
 
     async fn set_power_state(&self, vm: &VmRef, state: PowerState) -> Result<(), AgentError> {
@@ -125,15 +125,15 @@ impl NodeClient for HostService {
                 let request =
                     wire::StopVmRequest { vm: id, grace_ms: vm.grace.map(millis), owner: owner(fence) };
                 let deadline = self.caller.deadlines.boot + vm.grace.unwrap_or_default();
-                self.caller.call("StopVM", deadline, client.stop_vm(traced(request))).await.map(drop)
+                self.caller.call("StopVM", deadline, client.stop_vm(traced_request(request))).await.map(drop)
             }
             PowerState::Paused => {
                 let request = wire::PauseVmRequest { vm: id, owner: owner(fence) };
-                self.boot("PauseVM", client.pause_vm(traced(request))).await.map(drop)
+                self.boot("PauseVM", client.pause_vm(traced_request(request))).await.map(drop)
             }
             PowerState::Hibernated => {
                 let request = wire::HibernateVmRequest { vm: id, owner: owner(fence) };
-                self.boot("HibernateVM", client.hibernate_vm(traced(request))).await.map(drop)
+                self.boot("HibernateVM", client.hibernate_vm(traced_request(request))).await.map(drop)
             }
         }
     }
@@ -144,13 +144,15 @@ impl NodeClient for HostService {
             wire::StopVmRequest { vm: vm.id.clone(), grace_ms: Some(millis(grace)), owner: owner(&vm.fence) };
         let mut client = self.client.clone();
         let deadline = self.caller.deadlines.call + grace;
-        absent_is_ok(self.caller.call("StopVM", deadline, client.stop_vm(traced(request))).await.map(drop))
+        ignore_not_found(
+            self.caller.call("StopVM", deadline, client.stop_vm(traced_request(request))).await.map(drop),
+        )
     }
 
     async fn delete(&self, vm: &VmRef) -> Result<(), AgentError> {
         let request = wire::DeleteVmRequest { vm: vm.id.clone(), force: true, owner: owner(&vm.fence) };
         let mut client = self.client.clone();
-        absent_is_ok(self.call("DeleteVM", client.delete_vm(traced(request))).await.map(drop))
+        ignore_not_found(self.call("DeleteVM", client.delete_vm(traced_request(request))).await.map(drop))
     }
 
     async fn capacity(&self) -> Result<Capacity, AgentError> {

@@ -43,7 +43,7 @@ impl NodeSnapshots {
         self.fleet.resolve(node).is_some()
     }
 
-    async fn at(&self, node: &str) -> Result<(AgentAddress, Arc<dyn NodeClient>), AgentError> {
+    async fn connect(&self, node: &str) -> Result<(AgentAddress, Arc<dyn NodeClient>), AgentError> {
         let Some(agent) = self.fleet.resolve(node) else {
             let (deadlines, metrics) = (self.config.deadlines, self.config.metrics.clone());
             let caller = Caller { address: node.to_owned(), deadlines, metrics };
@@ -64,7 +64,7 @@ impl NodeSnapshots {
     /// [`AgentError`] of the node.
     pub async fn save(&self, vm: &MikromVM, name: &str) -> Result<(), AgentError> {
         let node = vm.status.as_ref().map(|status| status.node_name.clone()).unwrap_or_default();
-        let (agent, client) = self.at(&node).await?;
+        let (agent, client) = self.connect(&node).await?;
         let vm = VmRef { agent: agent.clone(), id: vm.vm_id(), fence: Fence::of(vm), grace: None };
         let snapshots = client.snapshots();
         snapshots
@@ -78,7 +78,7 @@ impl NodeSnapshots {
     /// # Errors
     /// [`AgentError`] of the node.
     pub async fn get(&self, node: &str, name: &str) -> Result<Option<SavedSnapshot>, AgentError> {
-        let (agent, client) = self.at(node).await?;
+        let (agent, client) = self.connect(node).await?;
         let snapshots = client.snapshots();
         snapshots
             .ok_or_else(|| AgentError::unsupported(&agent.address, "GetSnapshot"))?
@@ -97,7 +97,7 @@ impl NodeSnapshots {
         (name, copy): (&str, &str),
         namespace: &str,
     ) -> Result<(), AgentError> {
-        let (agent, client) = self.at(node).await?;
+        let (agent, client) = self.connect(node).await?;
         let snapshots =
             client.snapshots().ok_or_else(|| AgentError::unsupported(&agent.address, "ExportSnapshot"))?;
         let fence = Fence { uid: String::new(), object: format!("{namespace}/"), generation: 0 };
@@ -110,7 +110,7 @@ impl NodeSnapshots {
     /// # Errors
     /// [`AgentError`] of the node.
     pub async fn delete(&self, node: &str, name: &str) -> Result<(), AgentError> {
-        let (agent, client) = self.at(node).await?;
+        let (agent, client) = self.connect(node).await?;
         let snapshots =
             client.snapshots().ok_or_else(|| AgentError::unsupported(&agent.address, "DeleteSnapshot"))?;
         snapshots.delete_snapshot(name).await

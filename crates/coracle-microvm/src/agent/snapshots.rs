@@ -17,7 +17,7 @@ use tonic::{Code, Response, Status};
 use wire::import_snapshot_request::Part;
 
 use super::{
-    call::absent_is_ok,
+    call::ignore_not_found,
     error::AgentError,
     host_service::{HostService, owner},
     snapshot_client::{ArchiveStream, SavedSnapshot, SnapshotClient},
@@ -33,7 +33,7 @@ impl SnapshotClient for HostService {
         let request =
             wire::SaveSnapshotRequest { vm: vm.id.clone(), name: name.to_owned(), owner: owner(&vm.fence) };
         let mut client = self.client.clone();
-        present_is_ok(self.copy("SaveSnapshot", client.save_snapshot(request)).await.map(drop))
+        ignore_already_exists(self.copy("SaveSnapshot", client.save_snapshot(request)).await.map(drop))
     }
 
     async fn export(&self, name: &str) -> Result<ArchiveStream, AgentError> {
@@ -41,7 +41,7 @@ impl SnapshotClient for HostService {
         let call = client.export_snapshot(wire::ExportSnapshotRequest { name: name.to_owned() });
         let parts = self.call("ExportSnapshot", call).await?;
         let caller = self.caller.clone();
-        let broken = move |status: Status| caller.failed("ExportSnapshot", &status);
+        let broken = move |status: Status| caller.status_error("ExportSnapshot", &status);
         Ok(parts.map(move |part| part.map(|part| part.data).map_err(&broken)).boxed())
     }
 
@@ -56,7 +56,7 @@ impl SnapshotClient for HostService {
         };
         let parts = Parts(stream::once(ready(first)).chain(archive.map(data)).boxed());
         let mut client = self.client.clone();
-        present_is_ok(self.copy("ImportSnapshot", client.import_snapshot(parts)).await.map(drop))
+        ignore_already_exists(self.copy("ImportSnapshot", client.import_snapshot(parts)).await.map(drop))
     }
 
     async fn restore(&self, snapshot: &SnapshotRef) -> Result<(), AgentError> {
@@ -67,13 +67,13 @@ impl SnapshotClient for HostService {
             ..wire::RestoreVmRequest::default()
         };
         let mut client = self.client.clone();
-        present_is_ok(self.copy("RestoreVM", client.restore_vm(request)).await.map(drop))
+        ignore_already_exists(self.copy("RestoreVM", client.restore_vm(request)).await.map(drop))
     }
 
     async fn delete_snapshot(&self, name: &str) -> Result<(), AgentError> {
         let request = wire::DeleteSnapshotRequest { name: name.to_owned() };
         let mut client = self.client.clone();
-        absent_is_ok(self.call("DeleteSnapshot", client.delete_snapshot(request)).await.map(drop))
+        ignore_not_found(self.call("DeleteSnapshot", client.delete_snapshot(request)).await.map(drop))
     }
 
     async fn get_snapshot(&self, name: &str) -> Result<Option<SavedSnapshot>, AgentError> {
@@ -126,7 +126,7 @@ fn owner_of(snapshot: &SnapshotRef) -> wire::Owner {
     wire::Owner { cluster, ..owner(&snapshot.fence).unwrap_or_default() }
 }
 
-fn present_is_ok(result: Result<(), AgentError>) -> Result<(), AgentError> {
+fn ignore_already_exists(result: Result<(), AgentError>) -> Result<(), AgentError> {
     match result {
         Err(error) if error.code == Code::AlreadyExists => Ok(()),
         result => result,

@@ -22,8 +22,8 @@ impl Fleet {
         let mut tables = self.lock();
         tables.reservations.expire(now);
         let mut nodes: BTreeMap<&str, Candidate> = BTreeMap::new();
-        let overlaps = overlaps(tables.announced().filter_map(|a| Some((a.node.as_str(), a.subnet?))));
-        for a in tables.announced() {
+        let overlaps = overlaps(tables.announcements().filter_map(|a| Some((a.node.as_str(), a.subnet?))));
+        for a in tables.announcements() {
             let known = tables.nodes.rows.get(&format!("/{}", a.node));
             let lives = a.life.is_none_or(|life| life.is_alive(now)) && known.is_none_or(|n| n.ready);
             if !lives || nodes.contains_key(a.node.as_str()) {

@@ -20,9 +20,9 @@ impl Fleet {
     pub(super) fn constrain(&self, vm: &MikromVM, claims: &[Vec<NodeSelectorTerm>], nodes: &mut [Candidate]) {
         let views: HashMap<String, (Labels, Vec<Taint>)> = {
             let tables = self.lock();
-            nodes.iter().map(|node| (node.node.clone(), tables.view(&node.node))).collect()
+            nodes.iter().map(|node| (node.node.clone(), tables.node_view(&node.node))).collect()
         };
-        let bound = if has_neighbour_terms(&vm.spec) { self.bound(vm) } else { vec![] };
+        let bound = if has_neighbour_terms(&vm.spec) { self.neighbour_nodes(vm) } else { vec![] };
         let others: Vec<Neighbour<'_>> = bound
             .iter()
             .filter_map(|(labels, node)| Some(Neighbour { labels, node: &views.get(node)?.0 }))
@@ -38,7 +38,7 @@ impl Fleet {
     }
 
     /// Returns labels and node of the other VMs of the namespace, including choices that the store does not show yet.
-    fn bound(&self, vm: &MikromVM) -> Vec<(Labels, String)> {
+    fn neighbour_nodes(&self, vm: &MikromVM) -> Vec<(Labels, String)> {
         let tables = self.lock();
         let node_of = |other: &MikromVM| {
             let uid = other.uid()?;
@@ -55,8 +55,8 @@ impl Fleet {
 
 impl Tables {
     /// Returns labels and taints of a node: those of its Kubernetes Node, and those that it announces itself.
-    fn view(&self, node: &str) -> (Labels, Vec<Taint>) {
-        let announced = self.announced().find(|a| a.node == node).map(|a| a.labels.clone());
+    fn node_view(&self, node: &str) -> (Labels, Vec<Taint>) {
+        let announced = self.announcements().find(|a| a.node == node).map(|a| a.labels.clone());
         let mut labels = announced.unwrap_or_default();
         labels.insert(HOSTNAME.to_owned(), node.to_owned());
         labels.insert(keys::node::NODE_LABEL.to_owned(), node.to_owned());

@@ -56,7 +56,7 @@ impl Tables {
             self.missing.remove(node);
             return if known.ready { NodePresence::Alive } else { NodePresence::Gone { since: known.since } };
         }
-        let announced = self.announced().filter(|a| a.node == node);
+        let announced = self.announcements().filter(|a| a.node == node);
         // Several announcements are possible: the one that ended last counts, or one that has not ended.
         let gone = announced.map(|a| a.life.and_then(|life| life.gone_since(now)).unwrap_or(Timestamp::MAX));
         match gone.max() {

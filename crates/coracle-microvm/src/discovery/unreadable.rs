@@ -14,7 +14,7 @@ use tracing::warn;
 pub(super) type Guarded = coracle_reconcile::Guarded<MikromVM>;
 
 /// Converts an event. `last_read` returns the last parsed version of an object.
-pub(super) fn readable(
+pub(super) fn convert_event(
     event: Event<Guarded>,
     last_read: impl Fn(&ObjectRef<Guarded>) -> Option<MikromVM>,
 ) -> Option<Event<MikromVM>> {
@@ -63,12 +63,15 @@ mod tests {
         let before = |_: &ObjectRef<Guarded>| Some(known.clone());
         let strange = || object("Levitating");
         assert!(strange().0.is_err());
-        assert!(readable(Event::InitApply(strange()), never).is_none(), "skipped, and the list continues");
-        let kept = readable(Event::InitApply(strange()), before);
+        assert!(
+            convert_event(Event::InitApply(strange()), never).is_none(),
+            "skipped, and the list continues"
+        );
+        let kept = convert_event(Event::InitApply(strange()), before);
         assert!(matches!(kept, Some(Event::InitApply(vm)) if vm == known));
-        let read = readable(Event::Apply(object("Running")), never);
+        let read = convert_event(Event::Apply(object("Running")), never);
         assert!(matches!(read, Some(Event::Apply(vm)) if vm == known));
-        let gone = readable(Event::Delete(strange()), never);
+        let gone = convert_event(Event::Delete(strange()), never);
         assert!(matches!(gone, Some(Event::Delete(vm)) if vm.uid().as_deref() == Some("u-1")));
     }
 }

@@ -24,7 +24,7 @@ pub(super) fn power_state(o: &Observed<'_>, wanted: PowerState) -> PowerState {
 
 /// Returns the finding for a VM that has the power state of [`power_state`]. Its earlier state is restored when the node is
 /// uncordoned.
-pub(super) fn found(o: &Observed<'_>, vm: &VmInfo) -> Finding {
+pub(super) fn vm_finding(o: &Observed<'_>, vm: &VmInfo) -> Finding {
     match &o.drain {
         Some(Drain { policy: OnDrain::Hibernate | OnDrain::Stop, .. }) if vm.state == State::Stopped => {
             Finding::Drained(vm.clone())

@@ -31,7 +31,7 @@ pub(super) fn hibernation_due(o: &Observed<'_>) -> Option<Timestamp> {
 }
 
 /// Returns the power state that the VM should have now.
-pub(super) fn wanted(o: &Observed<'_>, vm: &VmInfo, due: Option<Timestamp>) -> PowerState {
+pub(super) fn wanted_power_state(o: &Observed<'_>, vm: &VmInfo, due: Option<Timestamp>) -> PowerState {
     // A VM that a drain hibernated was not hibernated by hibernateAfter.
     let hibernated = vm.power == Some(PowerState::Hibernated)
         && !o.vm.spec.hibernate_after.is_empty()

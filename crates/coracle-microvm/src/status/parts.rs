@@ -15,21 +15,27 @@ use crate::{
 /// Returns the conditions that a finding affects; the others stay.
 pub(super) fn parts(finding: &Finding, bound_to: &NodeBinding) -> Vec<Desired> {
     let node = if bound_to.node.is_empty() { &bound_to.address } else { &bound_to.node };
-    let bound = || yes(SCHEDULED, reason::BOUND, format!("bound to node {node}"));
-    let answers = || yes(AGENT_REACHABLE, reason::ANSWERS, format!("node {node} answers"));
+    let bound = || true_condition(SCHEDULED, reason::BOUND, format!("bound to node {node}"));
+    let answers = || true_condition(AGENT_REACHABLE, reason::ANSWERS, format!("node {node} answers"));
     match finding {
-        Finding::Creating => vec![bound(), waiting(IMAGE_READY), waiting(AGENT_REACHABLE)],
-        Finding::Unschedulable(why) => vec![no(SCHEDULED, reason::UNSCHEDULABLE, why.clone())],
+        Finding::Creating => {
+            vec![bound(), unknown_condition(IMAGE_READY), unknown_condition(AGENT_REACHABLE)]
+        }
+        Finding::Unschedulable(why) => vec![false_condition(SCHEDULED, reason::UNSCHEDULABLE, why.clone())],
         Finding::NotAllowed(_) => {
-            vec![no(SCHEDULED, reason::AGENT_NOT_ALLOWED, "its agent is not allowed".to_owned())]
+            vec![false_condition(SCHEDULED, reason::AGENT_NOT_ALLOWED, "its agent is not allowed".to_owned())]
         }
         Finding::Vm(info) | Finding::Drained(info) | Finding::DrainBlocked(info, _) => {
-            let pulled =
-                has_image(info).then(|| yes(IMAGE_READY, reason::PULLED, "the node has the image".into()));
+            let pulled = has_image(info)
+                .then(|| true_condition(IMAGE_READY, reason::PULLED, "the node has the image".into()));
             [bound(), answers()].into_iter().chain(pulled).collect()
         }
         Finding::Refused(error) | Finding::Waiting(error) if error.is_of_image() => {
-            vec![bound(), answers(), no(IMAGE_READY, reason::IMAGE_PULL_FAILED, failure_summary(error))]
+            vec![
+                bound(),
+                answers(),
+                false_condition(IMAGE_READY, reason::IMAGE_PULL_FAILED, failure_summary(error)),
+            ]
         }
         Finding::Refused(_) | Finding::Waiting(_) | Finding::Internal(_) | Finding::PowerFailed(_) => {
             vec![bound(), answers()]
@@ -37,9 +43,15 @@ pub(super) fn parts(finding: &Finding, bound_to: &NodeBinding) -> Vec<Desired> {
         Finding::Vanished | Finding::Conflict(_) | Finding::MoveFailed(_) => vec![bound(), answers()],
         // The error of the transport would expose the operator's network to the user.
         Finding::Unreachable(_) => {
-            vec![no(AGENT_REACHABLE, reason::AGENT_UNREACHABLE, format!("node {node} does not answer"))]
+            vec![false_condition(
+                AGENT_REACHABLE,
+                reason::AGENT_UNREACHABLE,
+                format!("node {node} does not answer"),
+            )]
         }
-        Finding::NodeLost(_) => vec![no(AGENT_REACHABLE, reason::NODE_LOST, format!("node {node} is gone"))],
+        Finding::NodeLost(_) => {
+            vec![false_condition(AGENT_REACHABLE, reason::NODE_LOST, format!("node {node} is gone"))]
+        }
         Finding::ConfigError(_) => vec![],
     }
 }
@@ -54,15 +66,15 @@ fn failure_summary(error: &AgentError) -> String {
     format!("the node cannot pull or use the image ({})", error.failure)
 }
 
-fn yes(kind: &'static str, reason: &'static str, message: String) -> Desired {
+fn true_condition(kind: &'static str, reason: &'static str, message: String) -> Desired {
     Desired { kind, status: Some(true), reason, message }
 }
 
-fn no(kind: &'static str, reason: &'static str, message: String) -> Desired {
+fn false_condition(kind: &'static str, reason: &'static str, message: String) -> Desired {
     Desired { kind, status: Some(false), reason, message }
 }
 
-fn waiting(kind: &'static str) -> Desired {
+fn unknown_condition(kind: &'static str) -> Desired {
     Desired { kind, status: None, reason: reason::WAITING, message: "the node was not asked yet".to_owned() }
 }
 

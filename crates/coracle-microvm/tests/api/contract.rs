@@ -243,7 +243,7 @@ async fn edited_address_does_not_redirect_deletion(w: World) -> anyhow::Result<(
 }
 
 async fn vm_of_another_object_is_not_adopted(w: World) -> anyhow::Result<()> {
-    w.agent.plant(&w.id("web"), Some("someone-else"), VmState::Running);
+    w.agent.add_vm(&w.id("web"), Some("someone-else"), VmState::Running);
     let _operator = w.operator();
     w.create("web", w.spec()).await?;
     let vm = w.until_reason("web", "VMIDConflict").await?;
@@ -257,7 +257,7 @@ async fn vm_of_another_object_is_not_adopted(w: World) -> anyhow::Result<()> {
 }
 
 async fn vm_made_by_hand_is_adopted_with_a_mark_only(w: World) -> anyhow::Result<()> {
-    w.agent.plant(&w.id("web"), None, VmState::Stopped);
+    w.agent.add_vm(&w.id("web"), None, VmState::Stopped);
     let _operator = w.operator();
     w.create("web", w.spec()).await?;
     let refused = w.until_reason("web", "VMIDConflict").await?;
@@ -271,7 +271,7 @@ async fn vm_made_by_hand_is_adopted_with_a_mark_only(w: World) -> anyhow::Result
 
 async fn already_exists_counts_as_created(w: World) -> anyhow::Result<()> {
     w.agent.fail("GetVM", Fault::Status(Code::NotFound, "VM not found")); // for the first read only
-    w.agent.plant(&w.id("web"), None, VmState::Running);
+    w.agent.add_vm(&w.id("web"), None, VmState::Running);
     w.agent.mark(&w.id("web"), &format!("{}/web", w.ns));
     let _operator = w.operator();
     w.create("web", w.spec()).await?;

@@ -245,13 +245,13 @@ impl FakeAgent {
     }
 
     /// Removes a VM without a call.
-    pub(crate) fn lose(&self, id: &str) {
+    pub(crate) fn remove_vm(&self, id: &str) {
         self.shared.vms.lock().unwrap().remove(id);
         self.shared.emit(id, VmState::Unspecified);
     }
 
     /// Adds a VM that another client created.
-    pub(crate) fn plant(&self, id: &str, uid: Option<&str>, state: VmState) {
+    pub(crate) fn add_vm(&self, id: &str, uid: Option<&str>, state: VmState) {
         let metadata = uid.map(|uid| ("coracle.dev/uid".to_owned(), uid.to_owned())).into_iter().collect();
         let request = CreateVmRequest { vm_id: id.into(), metadata, ..Default::default() };
         self.shared.vms.lock().unwrap().insert(id.into(), vec![Vm { state, request, started: true }]);

@@ -65,7 +65,7 @@ fn vanished_vm_is_created_again() {
         let _operator = w.operator();
         w.create("web", w.spec()).await?;
         w.until_running("web").await?;
-        w.agent.lose(&w.id("web"));
+        w.agent.remove_vm(&w.id("web"));
         w.until("web", "restarted", |vm| vm.unwrap().status.as_ref().unwrap().restarts == 1).await?;
         assert_eq!(w.agent.machines(), [format!("{} VM_STATE_RUNNING", w.id("web"))]);
         Ok(())

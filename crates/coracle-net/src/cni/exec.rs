@@ -61,7 +61,7 @@ pub(super) async fn run(execution: &Execution<'_>) -> Result<Vec<u8>, CniError> 
     let mut child = command.spawn().map_err(failed)?;
     let group = Group(child.id());
     let input = execution.input.to_string().into_bytes();
-    let outcome = timeout(deadline, talk(&mut child, input)).await;
+    let outcome = timeout(deadline, communicate(&mut child, input)).await;
     let Ok(outcome) = outcome else {
         drop(group);
         let _killed = timeout(REAP, child.wait()).await;
@@ -90,7 +90,7 @@ fn refusal(execution: &Execution<'_>, stdout: &[u8], stderr: &[u8]) -> CniError 
     }
 }
 
-async fn talk(child: &mut Child, input: Vec<u8>) -> io::Result<(bool, Vec<u8>, Vec<u8>)> {
+async fn communicate(child: &mut Child, input: Vec<u8>) -> io::Result<(bool, Vec<u8>, Vec<u8>)> {
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let write = async move {
         if let Some(mut stdin) = stdin {

@@ -11,7 +11,7 @@ use coracle_types::InstanceId;
 use super::conf::INTERFACE;
 use super::error::CniError;
 use super::netns;
-use crate::link::{Links, vanished};
+use crate::link::{Links, missing_link};
 
 /// Names of the veth pair: the end on the node, and the end in the namespace.
 fn pair(tap: &str) -> (String, String) {
@@ -20,9 +20,9 @@ fn pair(tap: &str) -> (String, String) {
 }
 
 /// Opens a netlink connection in the namespace at `path`.
-fn links_within(path: &Path) -> Result<Links, CniError> {
+fn open_links(path: &Path) -> Result<Links, CniError> {
     let runtime = tokio::runtime::Handle::current();
-    let inside = netns::within(path, || {
+    let inside = netns::run_in_netns(path, || {
         let _runtime = runtime.enter();
         Links::open().map_err(std::io::Error::other)
     });
@@ -31,7 +31,7 @@ fn links_within(path: &Path) -> Result<Links, CniError> {
 
 /// MTU of the interface in the namespace at `path`, bytes.
 pub(super) async fn mtu(path: &Path) -> Result<u32, CniError> {
-    Ok(links_within(path)?.mtu(INTERFACE).await?)
+    Ok(open_links(path)?.mtu(INTERFACE).await?)
 }
 
 pub(super) async fn join(path: &Path, instance: &InstanceId) -> Result<(), CniError> {
@@ -39,8 +39,9 @@ pub(super) async fn join(path: &Path, instance: &InstanceId) -> Result<(), CniEr
     let tap = instance.tap_name();
     let (near, far) = pair(&tap);
     let outside = Links::open()?;
-    let inside = links_within(path)?;
-    let index_of = async |links: &Links, name: &str| links.index(name).await?.ok_or_else(|| vanished(name));
+    let inside = open_links(path)?;
+    let index_of =
+        async |links: &Links, name: &str| links.index(name).await?.ok_or_else(|| missing_link(name));
     let eth = index_of(&inside, INTERFACE).await?;
     let mtu = inside.mtu(INTERFACE).await?;
     // A pair of an earlier run is replaced, because its redirections are unknown.

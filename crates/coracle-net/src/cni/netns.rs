@@ -35,7 +35,7 @@ pub(super) fn make(path: &Path) -> Result<(), CniError> {
     let made = || {
         std::fs::create_dir_all(DIR)?;
         File::create(path)?;
-        on_own_thread(|| {
+        run_on_thread(|| {
             #[expect(unsafe_code, reason = "unshare")]
             // SAFETY: the thread was made for this call; it shares no descriptor table flags and ends at once.
             unsafe {
@@ -65,15 +65,15 @@ pub(super) fn remove(path: &Path) -> Result<(), CniError> {
 }
 
 /// Runs `f` in a namespace, on a thread that ends after it.
-pub(super) fn within<T: Send>(path: &Path, f: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+pub(super) fn run_in_netns<T: Send>(path: &Path, f: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
     let namespace = File::open(path)?;
-    on_own_thread(move || {
+    run_on_thread(move || {
         move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
         f()
     })
 }
 
-fn on_own_thread<T: Send>(f: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+fn run_on_thread<T: Send>(f: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
     let ended = std::thread::scope(|scope| scope.spawn(f).join());
     ended.unwrap_or_else(|_| Err(io::Error::other("the thread ended early")))
 }

@@ -16,15 +16,15 @@ pub(super) fn is_not(field: Field, value: Value) -> Statement {
     Statement::Compare(field, Relation::IsNot, value)
 }
 
-pub(super) fn begins(field: Field, network: Ipv4Addr, prefix: u8) -> Statement {
+pub(super) fn is_in_prefix(field: Field, network: Ipv4Addr, prefix: u8) -> Statement {
     Statement::Within(field, Relation::Is, network, prefix)
 }
 
-pub(super) fn within(field: Field, subnet: Subnet) -> Statement {
-    begins(field, subnet.network(), subnet.prefix())
+pub(super) fn is_in_subnet(field: Field, subnet: Subnet) -> Statement {
+    is_in_prefix(field, subnet.network(), subnet.prefix())
 }
 
-pub(super) fn outside(field: Field, subnet: Subnet) -> Statement {
+pub(super) fn is_not_in_subnet(field: Field, subnet: Subnet) -> Statement {
     Statement::Within(field, Relation::IsNot, subnet.network(), subnet.prefix())
 }
 

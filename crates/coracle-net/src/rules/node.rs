@@ -18,7 +18,8 @@ use coracle_nftables::{
 };
 
 use super::expr::{
-    accept, address, addresses, begins, chain, drop, is, is_in, is_not_in, member, outside, within,
+    accept, address, addresses, chain, drop, is, is_in, is_in_prefix, is_in_subnet, is_not_in,
+    is_not_in_subnet, member,
 };
 use crate::{GuestNic, Subnet};
 
@@ -104,7 +105,7 @@ fn to_node(bridge: &str) -> Vec<Vec<Statement>> {
     let ping = [is(Field::InetProtocol, ICMP), is(Field::IcmpType, ECHO_REQUEST)];
     vec![
         vec![from_guest(), known_connections(), accept()],
-        vec![from_guest(), too_many(COUNTED[0]), drop()],
+        vec![from_guest(), exceeds_connections(COUNTED[0]), drop()],
         [vec![from_guest()], ping.to_vec(), vec![accept()]].concat(),
         vec![from_guest(), is_in(Field::Ipv4Source, REACH_NODE), accept()],
         vec![from_guest(), drop()],
@@ -116,14 +117,14 @@ fn between_guests(subnet: Subnet, outside: Outside<'_>) -> Vec<Vec<Statement>> {
     let mut rules = vec![vec![known_connections(), accept()]];
     rules.extend(outside.api_server.iter().flat_map(|at| api_server(subnet, *at)));
     rules.extend([
-        vec![within(from, subnet), too_many(COUNTED[1]), drop()],
+        vec![is_in_subnet(from, subnet), exceeds_connections(COUNTED[1]), drop()],
         vec![is_in(from, REACH_GUESTS), is_in(to, REACH_GUESTS), accept()],
-        vec![within(from, subnet), within(to, subnet), drop()],
+        vec![is_in_subnet(from, subnet), is_in_subnet(to, subnet), drop()],
     ]);
     for pods in outside.pod_networks {
         rules.extend([
-            vec![within(from, subnet), within(to, *pods), is_not_in(from, REACH_GUESTS), drop()],
-            vec![within(from, *pods), within(to, subnet), is_not_in(to, REACH_GUESTS), drop()],
+            vec![is_in_subnet(from, subnet), is_in_subnet(to, *pods), is_not_in(from, REACH_GUESTS), drop()],
+            vec![is_in_subnet(from, *pods), is_in_subnet(to, subnet), is_not_in(to, REACH_GUESTS), drop()],
         ]);
     }
     rules
@@ -133,10 +134,15 @@ fn to_outside(subnet: Subnet, pod_networks: &[Subnet]) -> Vec<Vec<Statement>> {
     let (from, to) = (Field::Ipv4Source, Field::Ipv4Destination);
     // When a guest reaches another guest, or itself, by a port of the node, replies must return by the node.
     let translated = Statement::AnyBit(Field::ConnectionStatus, TRANSLATED);
-    let hairpin = vec![within(from, subnet), within(to, subnet), translated, Statement::Masquerade];
-    let local = vec![begins(from, Ipv4Addr::new(127, 0, 0, 0), 8), within(to, subnet), Statement::Masquerade];
-    let mut leaves = vec![within(from, subnet), self::outside(to, subnet)];
-    leaves.extend(pod_networks.iter().map(|pods| self::outside(to, *pods)));
+    let hairpin =
+        vec![is_in_subnet(from, subnet), is_in_subnet(to, subnet), translated, Statement::Masquerade];
+    let local = vec![
+        is_in_prefix(from, Ipv4Addr::new(127, 0, 0, 0), 8),
+        is_in_subnet(to, subnet),
+        Statement::Masquerade,
+    ];
+    let mut leaves = vec![is_in_subnet(from, subnet), self::is_not_in_subnet(to, subnet)];
+    leaves.extend(pod_networks.iter().map(|pods| self::is_not_in_subnet(to, *pods)));
     leaves.push(Statement::Masquerade);
     vec![hairpin, local, leaves]
 }
@@ -147,7 +153,7 @@ fn known_connections() -> Statement {
 }
 
 /// Matches new connections of a guest that has reached the limit.
-fn too_many(set: &str) -> Statement {
+fn exceeds_connections(set: &str) -> Statement {
     Statement::LimitConnections { key: Field::Ipv4Source, set: set.to_owned(), above: CONNECTIONS_MAX }
 }
 
@@ -156,7 +162,7 @@ fn too_many(set: &str) -> Statement {
 fn api_server(subnet: Subnet, at: SocketAddrV4) -> [Vec<Statement>; 2] {
     let from = || {
         let may_not = is_not_in(Field::Ipv4Source, REACH_NODE);
-        vec![within(Field::Ipv4Source, subnet), may_not, is(Field::InetProtocol, TCP)]
+        vec![is_in_subnet(Field::Ipv4Source, subnet), may_not, is(Field::InetProtocol, TCP)]
     };
     let to = |host, port| vec![is(host, address(*at.ip())), is(port, Value::InetService(at.port())), drop()];
     let now = to(Field::Ipv4Destination, Field::DestinationPort);
@@ -208,11 +214,11 @@ pub(super) fn forget(table: &Table, guest: &GuestNic, keep_address: bool) -> Vec
     let mut actions = Vec::new();
     if !guest.ports.is_empty() {
         actions.push(chain(&tap));
-        actions.extend(guest.ports.iter().flat_map(|port| removed(port_element(&tap, *port))));
+        actions.extend(guest.ports.iter().flat_map(|port| remove_element(port_element(&tap, *port))));
         actions.extend([Action::FlushChain(tap.clone()), Action::DeleteChain(tap)]);
     }
     if !keep_address {
-        actions.extend(memberships(guest).into_iter().flat_map(removed));
+        actions.extend(memberships(guest).into_iter().flat_map(remove_element));
     }
     let mut changes = declarations(table);
     changes.extend(actions.into_iter().map(|action| table.change(action)));
@@ -221,11 +227,11 @@ pub(super) fn forget(table: &Table, guest: &GuestNic, keep_address: bool) -> Vec
 
 /// Resets the connection counts of an address, for the next guest that has it.
 pub(super) fn forget_connections(table: &Table, of: Ipv4Addr) -> Vec<Change> {
-    let actions = COUNTED.into_iter().flat_map(|set| removed(member(set, of)));
+    let actions = COUNTED.into_iter().flat_map(|set| remove_element(member(set, of)));
     actions.map(|action| table.change(action)).collect()
 }
 
-fn removed(element: Element) -> [Action; 2] {
+fn remove_element(element: Element) -> [Action; 2] {
     [Action::AddElement(element.clone()), Action::DeleteElement(element)]
 }
 

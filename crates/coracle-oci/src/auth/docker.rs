@@ -101,7 +101,7 @@ async fn read(path: &Path, registry: &str) -> Result<Option<Config>, OciError> {
     let position = |e: serde_json::Error| {
         format!("{} does not parse at line {} column {}", path.display(), e.line(), e.column())
     };
-    config.map(Some).map_err(|e| failed(registry, position(e), None))
+    config.map(Some).map_err(|e| credentials_error(registry, position(e), None))
 }
 
 /// Keys that the entry of a registry may have.
@@ -147,7 +147,7 @@ impl Auth {
         let decoded = STANDARD.decode(encoded.trim()).ok().and_then(|bytes| String::from_utf8(bytes).ok());
         let pair = decoded.as_deref().and_then(|text| text.split_once(':'));
         let (user, password) = pair.ok_or_else(|| {
-            failed(registry, "its \"auth\" is not base64 of user:password".to_owned(), None)
+            credentials_error(registry, "its \"auth\" is not base64 of user:password".to_owned(), None)
         })?;
         let password = Secret::new(password.trim_end_matches('\0'));
         Ok(Login::Basic { user: user.to_owned(), password })
@@ -157,22 +157,30 @@ impl Auth {
 /// Runs `docker-credential-<helper> get`. `None` when the helper has nothing for the registry.
 async fn ask(helper: &str, registry: &str) -> Result<Option<Login>, OciError> {
     if !helper.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.')) {
-        return Err(failed(registry, format!("credential helper {helper:?} has an impossible name"), None));
+        return Err(credentials_error(
+            registry,
+            format!("credential helper {helper:?} has an impossible name"),
+            None,
+        ));
     }
     let program = format!("docker-credential-{helper}");
     let server = if registry == "docker.io" { HUB_KEY } else { registry };
     let run = tokio::time::timeout(HELPER_TIMEOUT, run(&program, server)).await;
-    let broken = |e: io::Error| failed(registry, format!("run {program}"), Some(e.into()));
+    let broken = |e: io::Error| credentials_error(registry, format!("run {program}"), Some(e.into()));
     let (success, output) = run
-        .map_err(|_| failed(registry, format!("{program} did not answer in time"), None))?
+        .map_err(|_| credentials_error(registry, format!("{program} did not answer in time"), None))?
         .map_err(broken)?;
     if !success {
         // The helper protocol has no exit code for a missing entry, only this sentence.
         let missing = String::from_utf8_lossy(&output).contains("credentials not found");
-        return if missing { Ok(None) } else { Err(failed(registry, format!("{program} failed"), None)) };
+        return if missing {
+            Ok(None)
+        } else {
+            Err(credentials_error(registry, format!("{program} failed"), None))
+        };
     }
     let answer: Answer = serde_json::from_slice(&output)
-        .map_err(|_| failed(registry, format!("{program} gave no credentials"), None))?;
+        .map_err(|_| credentials_error(registry, format!("{program} gave no credentials"), None))?;
     if answer.username == TOKEN_USER {
         return Ok(Some(Login::Identity(Secret::new(answer.secret))));
     }
@@ -198,7 +206,7 @@ async fn run(program: &str, input: &str) -> io::Result<(bool, Vec<u8>)> {
     Ok((child.wait().await?.success(), output))
 }
 
-fn failed(registry: &str, reason: String, source: Option<crate::error::Cause>) -> OciError {
+fn credentials_error(registry: &str, reason: String, source: Option<crate::error::Cause>) -> OciError {
     OciError::Credentials { registry: registry.to_owned(), reason, source }
 }
 
@@ -206,7 +214,7 @@ fn failed(registry: &str, reason: String, source: Option<crate::error::Cause>) -
 mod tests {
     use super::*;
 
-    fn found(config: &str, registry: &str) -> String {
+    fn stored_login_text(config: &str, registry: &str) -> String {
         match stored(&serde_json::from_str(config).unwrap(), registry) {
             Ok(Login::Anonymous) => "anonymous".to_owned(),
             Ok(Login::Basic { user, password }) => format!("{user}:{}", password.expose()),
@@ -242,9 +250,9 @@ mod tests {
                 "u:p",
             ),
         ] {
-            assert_eq!(found(&config, registry), want, "{why}");
+            assert_eq!(stored_login_text(&config, registry), want, "{why}");
         }
-        assert!(found(r#"{"auths":{"r.io":{"auth":"???"}}}"#, "r.io").contains("not base64"));
+        assert!(stored_login_text(r#"{"auths":{"r.io":{"auth":"???"}}}"#, "r.io").contains("not base64"));
     }
 
     #[test]

@@ -43,7 +43,7 @@ pub(crate) enum Route {
 
 impl Guard {
     pub(crate) fn new(registries: &Registries) -> Self {
-        Self { named: registries.named(), deny_private: registries.is_private_denied() }
+        Self { named: registries.configured_origins(), deny_private: registries.is_private_denied() }
     }
 
     pub(crate) fn resolver(&self) -> PermittedAddresses {

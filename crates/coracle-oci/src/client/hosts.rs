@@ -82,7 +82,7 @@ impl Registries {
     }
 
     /// Scheme, host and port of every server that the configuration names.
-    pub(crate) fn named(&self) -> BTreeSet<(String, u16)> {
+    pub(crate) fn configured_origins(&self) -> BTreeSet<(String, u16)> {
         let of = |registry: &str, hosts: &RegistryHosts| {
             let all = hosts.mirrors.iter().chain([&hosts.server]);
             let all = all.filter(|host| !registry.is_empty() || host.url.is_some());
@@ -164,7 +164,7 @@ mod tests {
             .with_url("http://10.0.0.5:8080/")
             .with_url("epoch.example")
             .with_url("ftp://nowhere");
-        let named = map.named();
+        let named = map.configured_origins();
         let named: Vec<_> = named.iter().map(|(host, port)| format!("{host}:{port}")).collect();
         assert_eq!(named, ["10.0.0.5:8080", "127.0.0.1:1", "cache.io:443", "epoch.example:80", "lan:5000"]);
     }

@@ -283,7 +283,7 @@ impl Session {
     /// Sends a request once, without renewing the token.
     pub(super) async fn run(&self, request: RequestBuilder, operation: &str) -> Result<Response, OciError> {
         let request = request.build().map_err(|e| self.network(operation, e))?;
-        self.transport.execute(&self.endpoint, request).await.map_err(|e| self.failed(operation, e))
+        self.transport.execute(&self.endpoint, request).await.map_err(|e| self.request_error(operation, e))
     }
 
     /// Sends a request and turns an error status into an error. If the token has expired, renews it and sends the request
@@ -314,7 +314,7 @@ impl Session {
             let again = request.try_clone().filter(|_| renewals < RENEWALS_MAX);
             let shown = request.headers().get(AUTHORIZATION).cloned();
             let response = self.transport.execute(&self.endpoint, request).await;
-            let response = response.map_err(|e| self.failed(operation, e))?;
+            let response = response.map_err(|e| self.request_error(operation, e))?;
             let (Some(mut again), Some(shown)) = (again, shown) else { return Ok(response) };
             if response.status() != StatusCode::UNAUTHORIZED {
                 return Ok(response);
@@ -326,7 +326,7 @@ impl Session {
     }
 
     /// Error for a request that got no response.
-    fn failed(&self, operation: &str, cause: Cause) -> OciError {
+    fn request_error(&self, operation: &str, cause: Cause) -> OciError {
         let mut next: Option<&(dyn std::error::Error + 'static)> = Some(&*cause);
         while let Some(error) = next {
             if let Some(Refused { host, kind }) = error.downcast_ref() {

@@ -60,7 +60,7 @@ impl Transport {
                 request.headers_mut().extend(endpoint.headers.clone());
             }
             let response = client.execute(request).await.map_err(reqwest::Error::without_url)?;
-            let Some(target) = redirected(&response, &method) else { return Ok(response) };
+            let Some(target) = redirect_target(&response, &method) else { return Ok(response) };
             let Some(mut next) = next else { return Ok(response) };
             if is_secure && target.scheme() != "https" {
                 return Err("redirected from https to plain http".into());
@@ -91,7 +91,7 @@ impl Transport {
 }
 
 /// Target of a redirect. Methods other than GET and HEAD are repeated only if the status demands it.
-fn redirected(response: &Response, method: &Method) -> Option<Url> {
+fn redirect_target(response: &Response, method: &Method) -> Option<Url> {
     let is_safe = matches!(*method, Method::GET | Method::HEAD);
     let follows = match response.status() {
         StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT => true,

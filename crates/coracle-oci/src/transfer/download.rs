@@ -97,7 +97,7 @@ pub async fn fetch_file<G: Send + 'static>(
     received: &(dyn Fn(u64) + Send + Sync),
 ) -> Result<File, OciError> {
     let mut download = Download::open(*digest, size_bytes, to).await?;
-    let is_resumed = download.have() > 0;
+    let is_resumed = download.received_bytes() > 0;
     let mut result = download.run(session, received).await;
     if matches!(result, Err(OciError::DigestMismatch { .. })) {
         download.restart().await?;
@@ -135,7 +135,7 @@ impl<G: Send + 'static> Download<G> {
         Ok(download)
     }
 
-    fn have(&self) -> u64 {
+    fn received_bytes(&self) -> u64 {
         self.state.as_ref().map_or(0, |state| state.hasher.bytes())
     }
 
@@ -187,9 +187,9 @@ impl<G: Send + 'static> Download<G> {
     ) -> Result<(), OciError> {
         let mut attempts = Attempts::new(session);
         loop {
-            let before = self.have();
+            let before = self.received_bytes();
             let Err(error) = self.attempt(session, received).await else { return self.verify() };
-            if self.have() >= before + HEADWAY_BYTES {
+            if self.received_bytes() >= before + HEADWAY_BYTES {
                 attempts.reset();
             }
             attempts.after(error).await?;
@@ -202,16 +202,16 @@ impl<G: Send + 'static> Download<G> {
         session: &Session,
         received: &(dyn Fn(u64) + Send + Sync),
     ) -> Result<(), OciError> {
-        if self.have() == self.size_bytes {
+        if self.received_bytes() == self.size_bytes {
             return Ok(());
         }
-        let response = session.blob(&self.digest, self.have()).await;
+        let response = session.blob(&self.digest, self.received_bytes()).await;
         if matches!(response, Err(OciError::Registry { status: 416, .. })) {
             self.restart().await?;
             return Err(session.network("resume blob", "the registry does not accept the range"));
         }
         let mut response = response?;
-        if !begins_at(&response, self.have()) {
+        if !is_from_offset(&response, self.received_bytes()) {
             self.restart().await?;
             if response.status() != StatusCode::OK {
                 return Err(session.network("resume blob", "the registry sent another range"));
@@ -224,27 +224,27 @@ impl<G: Send + 'static> Download<G> {
                 Ok(None) => break Ok(()),
                 Err(error) => break Err(session.network("read blob", error)),
             }
-            if self.have() + batch.len() as u64 > self.size_bytes {
+            if self.received_bytes() + batch.len() as u64 > self.size_bytes {
                 return Err(too_long(&self.digest, self.size_bytes));
             }
             if batch.len() >= BATCH_BYTES {
                 batch = self.append(batch).await?;
-                received(self.have());
+                received(self.received_bytes());
             }
         };
         self.append(batch).await?;
-        received(self.have());
+        received(self.received_bytes());
         ended?;
         self.check_end(session)
     }
 
     /// Distinguishes a broken connection from a blob whose announced size is wrong.
     fn check_end(&self, session: &Session) -> Result<(), OciError> {
-        let (have, size) = (self.have(), self.size_bytes);
+        let (have, size) = (self.received_bytes(), self.size_bytes);
         if have == size {
             return Ok(());
         }
-        if self.actual() == Some(self.digest) {
+        if self.actual_digest() == Some(self.digest) {
             let digest = self.digest;
             return Err(OciError::hostile(format!(
                 "blob {digest} has {have} bytes, but was announced with {size}"
@@ -253,12 +253,12 @@ impl<G: Send + 'static> Download<G> {
         Err(session.network("read blob", "the response ended early"))
     }
 
-    fn actual(&self) -> Option<Digest> {
+    fn actual_digest(&self) -> Option<Digest> {
         self.state.as_ref().map(|state| state.hasher.clone().finish())
     }
 
     fn verify(&self) -> Result<(), OciError> {
-        match self.actual() {
+        match self.actual_digest() {
             Some(actual) if actual != self.digest => {
                 Err(OciError::digest_mismatch("blob", self.digest, actual))
             }
@@ -305,7 +305,7 @@ fn too_long(digest: &Digest, size_bytes: u64) -> OciError {
 }
 
 /// True when the response begins at `offset`.
-fn begins_at(response: &Response, offset: u64) -> bool {
+fn is_from_offset(response: &Response, offset: u64) -> bool {
     if response.status() != StatusCode::PARTIAL_CONTENT {
         return offset == 0;
     }

@@ -115,7 +115,7 @@ impl Session {
         let answer = self.send(request.timeout(self.timeouts.request), "mount blob", "repository").await?;
         match answer.status() {
             StatusCode::CREATED => Ok(None),
-            _ => self.begun(&answer, 0).map(Some),
+            _ => self.upload_from_response(&answer, 0).map(Some),
         }
     }
 
@@ -149,7 +149,7 @@ impl Session {
         let mut end = url.clone();
         if *done < payload.len() {
             let answer = self.send_body((Method::PATCH, url), payload, *done, digest, sent).await?;
-            end = self.begun(&answer, payload.len())?.url;
+            end = self.upload_from_response(&answer, payload.len())?.url;
         }
         let request = self.to(Method::PUT, with_digest(&end, digest)).await.header(CONTENT_LENGTH, 0);
         self.send(request.timeout(self.timeouts.request), "end upload", &digest.to_string()).await.map(drop)
@@ -158,7 +158,7 @@ impl Session {
     async fn begin_upload(&self) -> Result<Begun, OciError> {
         let request = self.request(Method::POST, "blobs/uploads/").await.header(CONTENT_LENGTH, 0);
         let answer = self.send(request.timeout(self.timeouts.request), "begin upload", "repository").await?;
-        self.begun(&answer, 0)
+        self.upload_from_response(&answer, 0)
     }
 
     /// Progress of an upload. `None`: the registry does not know the upload. `Some(None)`: the upload cannot be resumed.
@@ -176,13 +176,15 @@ impl Session {
         let last: Option<u64> = said.and_then(|range| range.rsplit('-').next()?.parse().ok());
         match last {
             // Registries answer `0-0` for an empty upload.
-            Some(last) if last > 0 && last < bytes => self.begun(&answer, last + 1).map(|b| Some(Some(b))),
+            Some(last) if last > 0 && last < bytes => {
+                self.upload_from_response(&answer, last + 1).map(|b| Some(Some(b)))
+            }
             _ => Ok(Some(None)),
         }
     }
 
     /// Upload at the location in the response.
-    fn begun(&self, answer: &Response, done: u64) -> Result<Begun, OciError> {
+    fn upload_from_response(&self, answer: &Response, done: u64) -> Result<Begun, OciError> {
         let location = answer.headers().get(LOCATION).and_then(|l| l.to_str().ok());
         let url = location.and_then(|l| answer.url().join(l).ok());
         let url = url.ok_or_else(|| self.status("begin upload", answer.status().as_u16()))?;
@@ -218,7 +220,7 @@ impl Session {
                     Ok(answer) => return Ok(answer),
                     Err(error) => error,
                 },
-                () = stalled(&activity, self.timeouts.read_idle, self.timeouts.request) => {
+                () = wait_for_stall(&activity, self.timeouts.read_idle, self.timeouts.request) => {
                     return Err(self.network("upload blob", "the registry accepts no more bytes"));
                 }
             };
@@ -296,7 +298,7 @@ fn with_referrer(
 }
 
 /// Completes when no byte of a body was read for `idle`, or when `answer` has passed since the end of the body.
-async fn stalled(activity: &Activity, idle: Duration, answer: Duration) {
+async fn wait_for_stall(activity: &Activity, idle: Duration, answer: Duration) {
     loop {
         let (last, ended) = activity.last();
         let until: Instant = last + if ended { answer } else { idle };

@@ -23,22 +23,22 @@ pub fn service_variables(pod: &Pod, services: &[Arc<Service>]) -> BTreeMap<Strin
             true => drop(variables.entry(key).or_insert(value)),
             false => drop(variables.insert(key, value)),
         };
-        one(name, service, &mut add);
+        add_service(name, service, &mut add);
     }
     variables
 }
 
-fn one(name: &str, service: &Service, add: &mut dyn FnMut(String, String)) {
+fn add_service(name: &str, service: &Service, add: &mut dyn FnMut(String, String)) {
     let Some(spec) = &service.spec else { return };
     let address = spec.cluster_ip.as_deref().filter(|ip| !ip.is_empty() && *ip != "None");
     let (Some(address), Some(first)) = (address, spec.ports.iter().flatten().next()) else { return };
-    let prefix = shout(name);
+    let prefix = env_var_name(name);
     add(format!("{prefix}_SERVICE_HOST"), address.to_owned());
     add(format!("{prefix}_SERVICE_PORT"), first.port.to_string());
     add(format!("{prefix}_PORT"), url(first, address));
     for port in spec.ports.iter().flatten() {
         if let Some(port_name) = port.name.as_deref().filter(|name| !name.is_empty()) {
-            add(format!("{prefix}_SERVICE_PORT_{}", shout(port_name)), port.port.to_string());
+            add(format!("{prefix}_SERVICE_PORT_{}", env_var_name(port_name)), port.port.to_string());
         }
         let protocol = protocol(port);
         let link = format!("{prefix}_PORT_{}_{}", port.port, protocol.to_uppercase());
@@ -58,6 +58,6 @@ fn url(port: &ServicePort, address: &str) -> String {
     format!("{}://{host}:{}", protocol(port), port.port)
 }
 
-fn shout(name: &str) -> String {
+fn env_var_name(name: &str) -> String {
     name.replace('-', "_").to_uppercase()
 }

@@ -55,11 +55,11 @@ const fn rejected(path: &'static str, note: &'static str) -> Field {
 }
 
 impl Field {
-    const fn when(self, when: When) -> Self {
+    const fn with_condition(self, when: When) -> Self {
         Self { when, ..self }
     }
 
-    const fn because(self, reason: &'static str) -> Self {
+    const fn with_reason(self, reason: &'static str) -> Self {
         Self { reason, ..self }
     }
 }
@@ -82,8 +82,8 @@ pub const FIELDS: &[Field] = &[
     honoured("spec.imagePullSecrets", "without them the node pulls with its own credentials"),
     honoured("spec.nodeName", "set by the scheduler"),
     honoured("spec.nodeSelector", "by the scheduler"),
-    honoured("spec.os.name", "").when(When::Is("linux")),
-    rejected("spec.os.name", "guests run Linux").when(When::IsNot("linux")).because(OS),
+    honoured("spec.os.name", "").with_condition(When::Is("linux")),
+    rejected("spec.os.name", "guests run Linux").with_condition(When::IsNot("linux")).with_reason(OS),
     honoured("spec.overhead", "added to the VM's CPUs and memory"),
     honoured("spec.preemptionPolicy", "by the scheduler"),
     honoured("spec.priority", "a critical pod is protected from the guest's out-of-memory killer"),
@@ -114,12 +114,12 @@ pub const FIELDS: &[Field] = &[
     honoured("spec.securityContext.sysctls", "in the guest, whose kernel is the pod's own: all of them"),
     ignored("spec.securityContext.appArmorProfile", "guests have no AppArmor"),
     rejected("spec.securityContext.appArmorProfile.type", "guests have no AppArmor")
-        .when(When::Is("Localhost")),
+        .with_condition(When::Is("Localhost")),
     ignored("spec.securityContext.seLinuxOptions", "guests have no SELinux"),
     ignored("spec.securityContext.seLinuxChangePolicy", "guests have no SELinux"),
     ignored("spec.securityContext.seccompProfile", "no filter is set: the kernel is the pod's own"),
     rejected("spec.securityContext.seccompProfile.type", "profiles of the node are not read")
-        .when(When::Is("Localhost")),
+        .with_condition(When::Is("Localhost")),
     rejected("spec.securityContext.windowsOptions", "guests run Linux"),
     honoured("spec.initContainers", "restartPolicy Always makes a sidecar"),
     honoured("spec.containers", ""),
@@ -135,7 +135,8 @@ pub const FIELDS: &[Field] = &[
     honoured("spec.containers[].livenessProbe", ""),
     honoured("spec.containers[].name", ""),
     honoured("spec.containers[].ports", "hostPort by the network of the node"),
-    rejected("spec.containers[].ports[].protocol", "TCP and UDP are forwarded").when(When::Is("SCTP")),
+    rejected("spec.containers[].ports[].protocol", "TCP and UDP are forwarded")
+        .with_condition(When::Is("SCTP")),
     honoured("spec.containers[].readinessProbe", ""),
     ignored("spec.containers[].resizePolicy", "a changed size takes effect with the next start"),
     honoured("spec.containers[].resources", "limits by cgroups in the guest"),
@@ -152,7 +153,7 @@ pub const FIELDS: &[Field] = &[
     rejected("spec.containers[].volumeDevices", "block devices are not passed to containers"),
     honoured("spec.containers[].volumeMounts", "subPath, subPathExpr"),
     rejected("spec.containers[].volumeMounts[].mountPropagation", "mounts of a guest do not reach the node")
-        .when(When::Is("Bidirectional")),
+        .with_condition(When::Is("Bidirectional")),
     ignored(
         "spec.containers[].volumeMounts[].recursiveReadOnly",
         "a read-only mount is read-only with all that is mounted below it",
@@ -168,14 +169,14 @@ pub const FIELDS: &[Field] = &[
     honoured("spec.containers[].securityContext.runAsUser", ""),
     ignored("spec.containers[].securityContext.appArmorProfile", "guests have no AppArmor"),
     rejected("spec.containers[].securityContext.appArmorProfile.type", "guests have no AppArmor")
-        .when(When::Is("Localhost")),
+        .with_condition(When::Is("Localhost")),
     ignored("spec.containers[].securityContext.seLinuxOptions", "guests have no SELinux"),
     ignored(
         "spec.containers[].securityContext.seccompProfile",
         "no filter is set: the kernel is the pod's own",
     ),
     rejected("spec.containers[].securityContext.seccompProfile.type", "profiles of the node are not read")
-        .when(When::Is("Localhost")),
+        .with_condition(When::Is("Localhost")),
     rejected("spec.containers[].securityContext.windowsOptions", "guests run Linux"),
     honoured("spec.volumes", ""),
     honoured("spec.volumes[].name", ""),
@@ -187,11 +188,11 @@ pub const FIELDS: &[Field] = &[
         "measured every 10 s; a pod that exceeds it is evicted; in memory the size of the file system",
     ),
     honoured("spec.volumes[].hostPath", "directories that the node allows"),
-    rejected("spec.volumes[].hostPath.type", "directories alone").when(When::Is("File")),
-    rejected("spec.volumes[].hostPath.type", "directories alone").when(When::Is("FileOrCreate")),
-    rejected("spec.volumes[].hostPath.type", "directories alone").when(When::Is("Socket")),
-    rejected("spec.volumes[].hostPath.type", "directories alone").when(When::Is("CharDevice")),
-    rejected("spec.volumes[].hostPath.type", "directories alone").when(When::Is("BlockDevice")),
+    rejected("spec.volumes[].hostPath.type", "directories alone").with_condition(When::Is("File")),
+    rejected("spec.volumes[].hostPath.type", "directories alone").with_condition(When::Is("FileOrCreate")),
+    rejected("spec.volumes[].hostPath.type", "directories alone").with_condition(When::Is("Socket")),
+    rejected("spec.volumes[].hostPath.type", "directories alone").with_condition(When::Is("CharDevice")),
+    rejected("spec.volumes[].hostPath.type", "directories alone").with_condition(When::Is("BlockDevice")),
     honoured("spec.volumes[].image", "read-only"),
     honoured("spec.volumes[].persistentVolumeClaim", "claims that are bound to storage of the node"),
     honoured("spec.volumes[].projected", ""),

@@ -59,10 +59,10 @@ impl PodDirs {
 
     /// Creates all directories, which only the daemon's user can read. Idempotent.
     pub(super) async fn make(&self) -> Result<(), RuntimeError> {
-        self.blocking("make the directories of the pod", Self::make_now).await
+        self.blocking("make the directories of the pod", Self::create_directories_blocking).await
     }
 
-    fn make_now(&self) -> io::Result<()> {
+    fn create_directories_blocking(&self) -> io::Result<()> {
         for root in [&self.disk, &self.memory] {
             std::fs::create_dir_all(root)?;
             std::fs::set_permissions(root, std::fs::Permissions::from_mode(0o700))?;
@@ -73,7 +73,7 @@ impl PodDirs {
     /// Brings a volume into its desired state. Idempotent.
     pub(super) async fn write(&self, content: VolumeContent, now: Timestamp) -> Result<(), RuntimeError> {
         let write = move |own: &Self| {
-            own.make_now()?;
+            own.create_directories_blocking()?;
             writer::write(&own.area(content.area), &content, now)
         };
         self.blocking("write a volume", write).await
@@ -86,7 +86,7 @@ impl PodDirs {
     ) -> Result<BTreeMap<String, u64>, RuntimeError> {
         let measure = move |own: &Self| {
             let bytes = |volume: MeasuredVolume| {
-                let held = held_bytes(&own.area(volume.area).join(&volume.path))?;
+                let held = disk_usage(&own.area(volume.area).join(&volume.path))?;
                 Ok((volume.name, held))
             };
             volumes.into_iter().map(bytes).collect()
@@ -106,7 +106,7 @@ impl PodDirs {
 
 /// Returns the disk usage of a directory that the guest writes, as du(1) counts it: hard links to one file count once, symbolic
 /// links count as themselves. Files that the guest removes meanwhile do not count. Blocking.
-fn held_bytes(dir: &Path) -> io::Result<u64> {
+fn disk_usage(dir: &Path) -> io::Result<u64> {
     let (mut total, mut seen, mut left) = (0, BTreeSet::new(), vec![dir.to_owned()]);
     while let Some(dir) = left.pop() {
         let entries = match std::fs::read_dir(&dir) {
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn message_is_in_the_log_of_a_failure_that_left_none() {
+    fn termination_message_falls_back_to_logs_table() {
         for (policy, code, message, want) in [
             ("File", 1, "", false),
             ("FallbackToLogsOnError", 0, "", false),
@@ -210,9 +210,9 @@ mod tests {
         std::fs::hard_link(volume.join("a/b/file"), volume.join("again")).unwrap();
         std::os::unix::fs::symlink(&outside, volume.join("link")).unwrap();
         std::fs::File::create(volume.join("sparse")).unwrap().set_len(1 << 30).unwrap();
-        let held = held_bytes(&volume).unwrap();
+        let held = disk_usage(&volume).unwrap();
         assert!((100 << 10..200 << 10).contains(&held), "{held}");
-        assert_eq!(held_bytes(&root.path().join("absent")).unwrap(), 0);
+        assert_eq!(disk_usage(&root.path().join("absent")).unwrap(), 0);
     }
 
     #[test]

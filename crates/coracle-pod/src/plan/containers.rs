@@ -32,12 +32,12 @@ impl<'a> PlanBuilder<'a> {
             self.restart_all(&members);
         } else {
             self.remove_old(&members);
-            self.in_order(&members, can_begin);
+            self.start_in_order(&members, can_begin);
         }
         self.members = members;
     }
 
-    fn in_order(&mut self, members: &[ContainerHistory<'a>], can_begin: bool) {
+    fn start_in_order(&mut self, members: &[ContainerHistory<'a>], can_begin: bool) {
         let initialized = is_initialized(&self.o, members);
         let mut open = true;
         for m in members {
@@ -75,12 +75,12 @@ impl<'a> PlanBuilder<'a> {
                     self.step(Step::StartContainer { id, name });
                 }
             }
-            Some(_) => self.after_end(m, can_begin),
+            Some(_) => self.restart_if_due(m, can_begin),
         }
     }
 
     /// Restarts an ended container when its policy says so, or when the VM was restarted before an init container was done.
-    fn after_end(&mut self, m: &ContainerHistory<'a>, can_begin: bool) {
+    fn restart_if_due(&mut self, m: &ContainerHistory<'a>, can_begin: bool) {
         let again = m.kind() == ContainerKind::Init && !m.is_current(&self.o);
         if m.after_exit(&self.o) != Some(AfterExit::Restart) && !again {
             return;

@@ -22,7 +22,7 @@ const STUCK_AFTER: Duration = Duration::from_secs(10);
 impl<'a> PlanBuilder<'a> {
     /// Ends the pod. Returns whether its VM is down and no step for it is under way.
     pub(super) fn end(&mut self, ending: &Ending) -> bool {
-        self.cancel_what_can_wait();
+        self.cancel_pending_steps();
         let phase = self.o.runtime.sandbox.as_ref().map(|sandbox| sandbox.phase);
         let stuck_at = add(ending.deadline, STUCK_AFTER);
         match phase {
@@ -43,7 +43,7 @@ impl<'a> PlanBuilder<'a> {
     }
 
     fn stop_sandbox(&mut self, grace: Duration) {
-        let gentler = match self.busy(&Target::Sandbox) {
+        let gentler = match self.step_in_progress(&Target::Sandbox) {
             None | Some(Step::StartSandbox(_)) => true,
             Some(Step::StopSandbox { grace: earlier }) => *earlier > grace,
             Some(_) => false,
@@ -54,7 +54,7 @@ impl<'a> PlanBuilder<'a> {
     }
 
     /// Cancels pulls, probes, token requests and postStart hooks.
-    fn cancel_what_can_wait(&mut self) {
+    fn cancel_pending_steps(&mut self) {
         let can_wait = |step: &Step| {
             matches!(
                 step,
@@ -101,7 +101,7 @@ impl<'a> PlanBuilder<'a> {
     ) {
         let now = self.o.now;
         let (id, name) = (view.id.clone(), m.name().to_owned());
-        let is_under_way = match self.busy(&Target::Container(name.clone())) {
+        let is_under_way = match self.step_in_progress(&Target::Container(name.clone())) {
             Some(Step::StopContainer { deadline: earlier, .. }) => *earlier <= deadline,
             Some(Step::RunHook { kind: HookKind::PreStop, deadline: earlier, .. }) => *earlier <= deadline,
             Some(Step::CreateContainer { .. } | Step::StartContainer { .. }) => true,

@@ -92,11 +92,11 @@ async fn send(request: &HttpRequest) -> ProbeOutcome {
             break;
         }
     }
-    judge(status, &body)
+    status_outcome(status, &body)
 }
 
 /// Returns the outcome for a status code: 200 to 399 passes.
-fn judge(status: u16, body: &[u8]) -> ProbeOutcome {
+fn status_outcome(status: u16, body: &[u8]) -> ProbeOutcome {
     match status {
         200..=299 => ProbeOutcome::Success,
         300..=399 => {

@@ -47,17 +47,17 @@ pub async fn check(
     check: &ProbeCheck,
     limit: Duration,
 ) -> ProbeOutcome {
-    let mut outcome = once(runtime, network, id, check, limit).await;
+    let mut outcome = run_check(runtime, network, id, check, limit).await;
     for _ in 1..TRIES {
         if !matches!(outcome, ProbeOutcome::Unknown(_)) {
             break;
         }
-        outcome = once(runtime, network, id, check, limit).await;
+        outcome = run_check(runtime, network, id, check, limit).await;
     }
     outcome
 }
 
-async fn once(
+async fn run_check(
     runtime: &dyn PodRuntime,
     network: &dyn Network,
     id: &ContainerId,
@@ -66,7 +66,7 @@ async fn once(
 ) -> ProbeOutcome {
     match check {
         ProbeCheck::Exec(argv) => match runtime.exec(id, argv, limit).await {
-            Ok(exec) => judge(&exec, limit),
+            Ok(exec) => exec_outcome(&exec, limit),
             Err(error) => ProbeOutcome::Unknown(error.message),
         },
         ProbeCheck::Http(request) => network.http(request, limit).await,
@@ -76,7 +76,7 @@ async fn once(
     }
 }
 
-fn judge(exec: &Exec, limit: Duration) -> ProbeOutcome {
+fn exec_outcome(exec: &Exec, limit: Duration) -> ProbeOutcome {
     match exec {
         Exec::Exited { code: 0, .. } => ProbeOutcome::Success,
         Exec::Exited { code, output } => {
@@ -104,7 +104,7 @@ mod tests {
             (Exec::Exited { code: 1, output: "a\nb\n".into() }, failure("command exited with code 1: a b")),
             (Exec::TimedOut, failure("command did not end within 1s")),
         ] {
-            assert_eq!(judge(&exec, limit), want, "{exec:?}");
+            assert_eq!(exec_outcome(&exec, limit), want, "{exec:?}");
         }
     }
 }

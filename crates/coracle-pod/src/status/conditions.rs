@@ -24,11 +24,11 @@ struct Wanted {
 }
 
 impl Wanted {
-    fn yes(kind: &'static str) -> Self {
+    fn condition_true(kind: &'static str) -> Self {
         Self { kind, status: true, reason: None, message: None }
     }
 
-    fn no(kind: &'static str, reason: &'static str, message: Option<String>) -> Self {
+    fn condition_false(kind: &'static str, reason: &'static str, message: Option<String>) -> Self {
         Self { kind, status: false, reason: Some(reason), message }
     }
 }
@@ -36,9 +36,9 @@ impl Wanted {
 /// Returns all conditions: those of the node, then those of other components.
 pub(super) fn derive(pass: &PlanBuilder<'_>, intent: &Intent, phase: &str) -> Vec<PodCondition> {
     let containers = containers_ready(pass, phase);
-    let ready = ready(pass, phase, &containers);
+    let ready = ready_condition(pass, phase, &containers);
     let mut wanted = vec![ready_to_start(pass, intent), initialized(pass, phase), ready, containers];
-    wanted.push(Wanted::yes(SCHEDULED));
+    wanted.push(Wanted::condition_true(SCHEDULED));
     let failure = pass.failure().and_then(|failure| Some((failure.disruption?, failure.message)));
     if let Some((reason, message)) = failure {
         let message = Some(message);
@@ -70,7 +70,7 @@ fn condition(pass: &PlanBuilder<'_>, wanted: &Wanted) -> PodCondition {
 fn ready_to_start(pass: &PlanBuilder<'_>, intent: &Intent) -> Wanted {
     let sandbox = pass.o.runtime.sandbox.as_ref();
     match sandbox.is_some_and(|sandbox| sandbox.phase == SandboxPhase::Ready) {
-        true => Wanted::yes(READY_TO_START),
+        true => Wanted::condition_true(READY_TO_START),
         false => {
             let why = sandbox.map(|sandbox| sandbox.message.clone()).filter(|text| !text.is_empty());
             let failure = pass.o.memory.failures.get(&crate::step::Target::Sandbox);
@@ -91,17 +91,17 @@ fn initialized(pass: &PlanBuilder<'_>, phase: &str) -> Wanted {
     let is_init =
         |m: &&ContainerHistory<'_>| matches!(m.kind(), ContainerKind::Init | ContainerKind::Sidecar);
     if phase == "Succeeded" {
-        return Wanted { reason: Some("PodCompleted"), ..Wanted::yes(INITIALIZED) };
+        return Wanted { reason: Some("PodCompleted"), ..Wanted::condition_true(INITIALIZED) };
     }
     if is_initialized(&pass.o, &pass.members)
         || !pass.members.iter().any(|m| is_init(&m))
         || was_initialized(pass, phase)
     {
-        return Wanted::yes(INITIALIZED);
+        return Wanted::condition_true(INITIALIZED);
     }
     let open = pass.members.iter().filter(is_init).filter(|m| !m.is_done(&pass.o));
     let message = format!("containers with incomplete status: {}", names(open));
-    Wanted::no(INITIALIZED, "ContainersNotInitialized", Some(message))
+    Wanted::condition_false(INITIALIZED, "ContainersNotInitialized", Some(message))
 }
 
 /// Returns whether a failed pod was initialized, by its reported status.
@@ -112,24 +112,24 @@ fn was_initialized(pass: &PlanBuilder<'_>, phase: &str) -> bool {
 
 fn containers_ready(pass: &PlanBuilder<'_>, phase: &str) -> Wanted {
     match phase {
-        "Succeeded" => return Wanted::no(CONTAINERS_READY, "PodCompleted", None),
-        "Failed" => return Wanted::no(CONTAINERS_READY, "PodFailed", None),
+        "Succeeded" => return Wanted::condition_false(CONTAINERS_READY, "PodCompleted", None),
+        "Failed" => return Wanted::condition_false(CONTAINERS_READY, "PodFailed", None),
         _ => {}
     }
     let counts = |m: &&ContainerHistory<'_>| matches!(m.kind(), ContainerKind::App | ContainerKind::Sidecar);
     let mut unready = pass.members.iter().filter(counts).filter(|m| !m.is_ready(&pass.o)).peekable();
     if unready.peek().is_none() {
-        return Wanted::yes(CONTAINERS_READY);
+        return Wanted::condition_true(CONTAINERS_READY);
     }
     let message = format!("containers with unready status: {}", names(unready));
-    Wanted::no(CONTAINERS_READY, "ContainersNotReady", Some(message))
+    Wanted::condition_false(CONTAINERS_READY, "ContainersNotReady", Some(message))
 }
 
-fn ready(pass: &PlanBuilder<'_>, phase: &str, containers: &Wanted) -> Wanted {
+fn ready_condition(pass: &PlanBuilder<'_>, phase: &str, containers: &Wanted) -> Wanted {
     if !containers.status {
         let (reason, message) =
             (containers.reason.unwrap_or("ContainersNotReady"), containers.message.clone());
-        return Wanted::no(READY, reason, message);
+        return Wanted::condition_false(READY, reason, message);
     }
     debug_assert!(!matches!(phase, "Succeeded" | "Failed"), "containers of an ended pod are not ready");
     let gates = pass.o.pod.spec.iter().flat_map(|spec| spec.readiness_gates.iter().flatten());
@@ -151,7 +151,7 @@ fn ready(pass: &PlanBuilder<'_>, phase: &str, containers: &Wanted) -> Wanted {
         })
         .collect();
     match closed.is_empty() {
-        true => Wanted::yes(READY),
-        false => Wanted::no(READY, "ReadinessGatesNotReady", Some(closed.join(", "))),
+        true => Wanted::condition_true(READY),
+        false => Wanted::condition_false(READY, "ReadinessGatesNotReady", Some(closed.join(", "))),
     }
 }

@@ -68,13 +68,13 @@ fn states(
     reported: Option<&ContainerStatus>,
 ) -> (ContainerState, Option<ContainerState>) {
     let before = || {
-        let previous = m.previous.and_then(|view| Some(ended(view, view.exited()?)));
+        let previous = m.previous.and_then(|view| Some(terminated_state(view, view.exited()?)));
         previous.or_else(|| reported.and_then(|status| status.last_state.clone()))
     };
-    let waits = || waiting(default_reason(pass, m), None);
-    let told = pass.waiting.get(m.name()).map(|told| waiting(told.reason, told.message.clone()));
+    let waits = || waiting_state(default_reason(pass, m), None);
+    let told = pass.waiting.get(m.name()).map(|told| waiting_state(told.reason, told.message.clone()));
     match m.latest {
-        None => gone(pass, m, intent, reported),
+        None => state_without_attempt(pass, m, intent, reported),
         Some(view) => match &view.phase {
             ContainerPhase::Created => (told.unwrap_or_else(waits), before()),
             ContainerPhase::Running if !m.has_run_post_start(&pass.o, view) => (waits(), before()),
@@ -84,22 +84,22 @@ fn states(
                 (ContainerState { running, ..ContainerState::default() }, before())
             }
             ContainerPhase::Exited(exited) => match (told, intent) {
-                (Some(told), Intent::Run) => (told, Some(ended(view, exited))),
-                _ => (ended(view, exited), before()),
+                (Some(told), Intent::Run) => (told, Some(terminated_state(view, exited))),
+                _ => (terminated_state(view, exited), before()),
             },
         },
     }
 }
 
 /// Returns the state of a container without attempts: it waits for its first start, or its reported state is kept.
-fn gone(
+fn state_without_attempt(
     pass: &PlanBuilder<'_>,
     m: &ContainerHistory<'_>,
     intent: &Intent,
     reported: Option<&ContainerStatus>,
 ) -> (ContainerState, Option<ContainerState>) {
-    let told = pass.waiting.get(m.name()).map(|told| waiting(told.reason, told.message.clone()));
-    let waits = || waiting(default_reason(pass, m), None);
+    let told = pass.waiting.get(m.name()).map(|told| waiting_state(told.reason, told.message.clone()));
+    let waits = || waiting_state(default_reason(pass, m), None);
     let state = reported.and_then(|status| status.state.clone()).unwrap_or_default();
     let last = reported.and_then(|status| status.last_state.clone());
     let lost = ContainerState {
@@ -123,7 +123,7 @@ fn gone(
     }
 }
 
-fn waiting(reason: &str, message: Option<String>) -> ContainerState {
+fn waiting_state(reason: &str, message: Option<String>) -> ContainerState {
     let waiting = Some(ContainerStateWaiting { reason: Some(reason.to_owned()), message });
     ContainerState { waiting, ..ContainerState::default() }
 }
@@ -146,7 +146,7 @@ fn default_reason(pass: &PlanBuilder<'_>, m: &ContainerHistory<'_>) -> &'static 
     }
 }
 
-fn ended(view: &ContainerView, exited: &Exited) -> ContainerState {
+fn terminated_state(view: &ContainerView, exited: &Exited) -> ContainerState {
     // As in shells: 126 for a program that cannot be run, 127 for one that was not found.
     let never_ran = !exited.error.is_empty() && matches!(exited.code, 126 | 127);
     let (exit_code, reason) = match exited.code {

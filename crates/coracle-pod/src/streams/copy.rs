@@ -121,7 +121,7 @@ async fn receive_output(
                 Some(Message::Stdout(data)) => (&mut stdout, data),
                 Some(Message::Stderr(data)) => (&mut stderr, data),
                 Some(Message::Exit(exit)) if !exit.error.is_empty() => {
-                    return SessionOutcome::Failed(bounded(&exit.error));
+                    return SessionOutcome::Failed(truncate_text(&exit.error));
                 }
                 Some(Message::Exit(exit)) => {
                     for writer in [stdout, stderr].iter_mut().flatten() {
@@ -143,6 +143,6 @@ async fn receive_output(
 }
 
 /// Truncates a text of the guest.
-pub(super) fn bounded(text: &str) -> String {
+pub(super) fn truncate_text(text: &str) -> String {
     text.chars().take(TEXT_MAX).collect()
 }

@@ -19,7 +19,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-use super::copy::{QUEUED, bounded};
+use super::copy::{QUEUED, truncate_text};
 
 /// Buffer between client and guest, in bytes for each direction.
 const BUFFER: usize = 64 << 10;
@@ -56,7 +56,7 @@ impl Dial for PortDialer {
         let call = async { guest.rpc().port_forward(ReceiverStream::new(requests)).await };
         let replies = match tokio::time::timeout(DIAL_LIMIT, call).await {
             Ok(Ok(replies)) => replies.into_inner(),
-            Ok(Err(status)) => return Err(bounded(status.message())),
+            Ok(Err(status)) => return Err(truncate_text(status.message())),
             Err(_) => return Err("the guest does not answer".to_owned()),
         };
         let (near, far) = tokio::io::duplex(BUFFER);

@@ -9,7 +9,7 @@ use futures_util::TryStreamExt as _;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::copy::{QUEUED, bounded, copy};
+use super::copy::{QUEUED, copy, truncate_text};
 
 /// Session of a command in a container.
 #[derive(Debug)]
@@ -51,8 +51,8 @@ impl RunSession for ExecSession {
         let call = async {
             let _room_for_one = first.send(start).await;
             let replies = guest.rpc().exec(ReceiverStream::new(requests)).await;
-            let replies = replies.map_err(|status| bounded(status.message()))?.into_inner();
-            Ok(replies.map_err(|status| bounded(status.message())))
+            let replies = replies.map_err(|status| truncate_text(status.message()))?.into_inner();
+            Ok(replies.map_err(|status| truncate_text(status.message())))
         };
         copy(&guest, session, to_guest, call).await
     }
@@ -100,8 +100,8 @@ impl RunSession for AttachSession {
         let call = async {
             let _room_for_one = first.send(start).await;
             let replies = guest.rpc().attach(ReceiverStream::new(requests)).await;
-            let replies = replies.map_err(|status| bounded(status.message()))?.into_inner();
-            Ok(replies.map_err(|status| bounded(status.message())))
+            let replies = replies.map_err(|status| truncate_text(status.message()))?.into_inner();
+            Ok(replies.map_err(|status| truncate_text(status.message())))
         };
         copy(&guest, session, to_guest, call).await
     }

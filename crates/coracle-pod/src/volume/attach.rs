@@ -63,7 +63,7 @@ pub fn sandbox_volumes(pod: &Pod, objects: &Objects) -> Result<Vec<SandboxVolume
         .collect();
     for (index, volume) in volumes(pod) {
         if let Place::Attached(name) = place(index, volume) {
-            let (source, read_only) = attached(volume, objects)
+            let (source, read_only) = attached_source(volume, objects)
                 .map_err(|why| VolumeError::Missing { volume: volume.name.clone(), why })?;
             all.push(SandboxVolume { name, source, read_only });
         }
@@ -71,7 +71,7 @@ pub fn sandbox_volumes(pod: &Pod, objects: &Objects) -> Result<Vec<SandboxVolume
     Ok(all)
 }
 
-fn attached(volume: &Volume, objects: &Objects) -> Result<(SandboxVolumeSource, bool), String> {
+fn attached_source(volume: &Volume, objects: &Objects) -> Result<(SandboxVolumeSource, bool), String> {
     if let Some(source) = volume.empty_dir.as_ref().filter(|_| is_in_memory(volume)) {
         let size_bytes = source.size_limit.as_ref().map_or(0, |limit| Amount::of(limit).units());
         return Ok((SandboxVolumeSource::Memory { size_bytes }, false));

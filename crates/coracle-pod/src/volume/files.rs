@@ -59,7 +59,7 @@ pub fn desired(
         let name = volume.name.clone();
         let layout = match volume.empty_dir {
             Some(_) => Ok(Layout::Directory),
-            None => files(volume, context, objects, tokens).and_then(checked).map(Layout::Files),
+            None => files(volume, context, objects, tokens).and_then(validate_files).map(Layout::Files),
         };
         match layout {
             Ok(layout) => Ok(VolumeContent { name, area, path, layout }),
@@ -71,7 +71,7 @@ pub fn desired(
 }
 
 /// Refuses paths that leave the volume, names that the writer reserves, and volumes that are too large.
-fn checked(files: Files) -> Result<Files, Problem> {
+fn validate_files(files: Files) -> Result<Files, Problem> {
     let total: usize = files.values().map(|file| file.bytes.len()).sum();
     if total > BYTES_MAX {
         return Err(Problem::Missing(format!("{total} bytes are more than {BYTES_MAX}")));
@@ -105,12 +105,12 @@ fn files(
     let Some(source) = &volume.projected else { return Ok(Files::new()) };
     let mut all = Files::new();
     for projection in source.sources.iter().flatten() {
-        all.extend(projected(&volume.name, projection, source.default_mode, context, objects, tokens)?);
+        all.extend(projected_files(&volume.name, projection, source.default_mode, context, objects, tokens)?);
     }
     Ok(all)
 }
 
-fn projected(
+fn projected_files(
     volume: &str,
     source: &VolumeProjection,
     default_mode: Option<i32>,

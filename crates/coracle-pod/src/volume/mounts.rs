@@ -26,10 +26,10 @@ pub fn container_mounts<'a>(
     container: &Container,
     variable: impl Fn(&str) -> Option<&'a str> + Copy,
 ) -> Result<Vec<ContainerMount>, MountsError> {
-    container.volume_mounts.iter().flatten().map(|mount| one(pod, mount, variable)).collect()
+    container.volume_mounts.iter().flatten().map(|mount| container_mount(pod, mount, variable)).collect()
 }
 
-fn one<'a>(
+fn container_mount<'a>(
     pod: &Pod,
     mount: &VolumeMount,
     variable: impl Fn(&str) -> Option<&'a str>,

@@ -8,7 +8,7 @@ use coracle_pod::env::FieldContext;
 use coracle_pod::objects::Objects;
 use k8s_openapi::api::core::v1::Pod;
 
-fn made(spec: Value) -> Result<NewContainer, String> {
+fn build_from_pod_spec(spec: Value) -> Result<NewContainer, String> {
     let pod: Pod = serde_json::from_value(
         json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"}, "spec": spec}),
     )
@@ -25,8 +25,8 @@ fn made(spec: Value) -> Result<NewContainer, String> {
         .map_err(|error| error.to_string())
 }
 
-fn one(container: Value) -> Result<NewContainer, String> {
-    made(json!({"containers": [container]}))
+fn build_from_container(container: Value) -> Result<NewContainer, String> {
+    build_from_pod_spec(json!({"containers": [container]}))
 }
 
 #[test]
@@ -42,7 +42,9 @@ fn ids_are_stable_unique_and_plain() {
 #[test]
 fn command_and_args_override_the_image() {
     let entrypoint = ["/entry".to_owned()];
-    let argv = |container: Value| one(container).unwrap().of_image(&entrypoint, "").unwrap().process.argv;
+    let argv = |container: Value| {
+        build_from_container(container).unwrap().of_image(&entrypoint, "").unwrap().process.argv
+    };
     let env = json!([{"name": "A", "value": "1"}]);
     for (container, want) in [
         (json!({"name": "c"}), &[][..]),
@@ -59,7 +61,7 @@ fn command_and_args_override_the_image() {
 fn container_user_precedes_pod_and_image() {
     let user = |pod: Value, own: Value, image: &str| {
         let container = json!({"name": "c", "securityContext": own});
-        let made = made(json!({"containers": [container], "securityContext": pod}))?;
+        let made = build_from_pod_spec(json!({"containers": [container], "securityContext": pod}))?;
         made.of_image(&[], image).map(|spec| spec.process.user)
     };
     let root = "the container must not run as root (runAsNonRoot), and its image does";
@@ -96,7 +98,7 @@ fn container_user_precedes_pod_and_image() {
 #[test]
 fn capabilities_are_added_to_and_dropped_from_the_default() {
     let set = |wanted: Value| {
-        one(json!({"name": "c", "securityContext": {"capabilities": wanted}}))
+        build_from_container(json!({"name": "c", "securityContext": {"capabilities": wanted}}))
             .map(|made| made.spec.security.capabilities)
     };
     let default = 0xa804_25fb;
@@ -113,7 +115,7 @@ fn capabilities_are_added_to_and_dropped_from_the_default() {
         assert_eq!(set(wanted.clone()).unwrap(), Some(want), "{wanted}");
     }
     assert_eq!(set(json!({"add": ["FLY"]})).unwrap_err(), "invalid capability \"FLY\"");
-    assert_eq!(one(json!({"name": "c"})).unwrap().spec.security.capabilities, None);
+    assert_eq!(build_from_container(json!({"name": "c"})).unwrap().spec.security.capabilities, None);
 }
 
 #[test]
@@ -122,13 +124,15 @@ fn security_context_reaches_the_container() {
     let of_pod = json!({"fsGroup": 7, "supplementalGroups": [8], "supplementalGroupsPolicy": "Strict"});
     let spec = json!({"containers": [{"name": "c", "securityContext": own, "tty": true, "stdin": true}],
         "securityContext": of_pod, "shareProcessNamespace": true});
-    let spec = made(spec).unwrap().spec;
+    let spec = build_from_pod_spec(spec).unwrap().spec;
     assert!(spec.read_only_root && spec.security.no_new_privileges && spec.tty && spec.stdin);
     assert_eq!((spec.groups_policy, spec.groups.as_slice()), (GroupsPolicy::Strict, &[8, 7][..]));
     assert_eq!(spec.pid_namespace, PidNamespace::Pod);
     assert!(spec.security.masked_paths.contains(&"/proc/kcore".to_owned()));
-    let privileged =
-        one(json!({"name": "c", "securityContext": {"privileged": true}})).unwrap().spec.security;
+    let privileged = build_from_container(json!({"name": "c", "securityContext": {"privileged": true}}))
+        .unwrap()
+        .spec
+        .security;
     assert!(privileged.privileged && privileged.masked_paths.is_empty());
 }
 
@@ -136,14 +140,15 @@ fn security_context_reaches_the_container() {
 fn debugger_sees_the_processes_of_its_target() {
     let spec = json!({"containers": [{"name": "web"}],
         "ephemeralContainers": [{"name": "debug", "targetContainerName": "web"}]});
-    let namespace = made(spec).unwrap().spec.pid_namespace;
+    let namespace = build_from_pod_spec(spec).unwrap().spec.pid_namespace;
     assert_eq!(namespace, PidNamespace::Target(container_id("u", "web", 0)));
 }
 
 #[test]
 fn stop_signals_have_numbers() {
     let signal = |name: &str| {
-        one(json!({"name": "c", "lifecycle": {"stopSignal": name}})).map(|made| made.spec.stop_signal)
+        build_from_container(json!({"name": "c", "lifecycle": {"stopSignal": name}}))
+            .map(|made| made.spec.stop_signal)
     };
     for (name, want) in [
         ("", 0),
@@ -163,10 +168,10 @@ fn stop_signals_have_numbers() {
 
 #[test]
 fn container_metadata_carries_name_streak_and_attempt() {
-    let made = one(json!({"name": "c", "terminationMessagePath": "/tmp/end"})).unwrap();
+    let made = build_from_container(json!({"name": "c", "terminationMessagePath": "/tmp/end"})).unwrap();
     let get = |key: &str| made.spec.metadata.get(key).map(String::as_str);
     assert_eq!((get(key::NAME), get(key::STREAK)), (Some("c"), Some("1")));
     assert_eq!((made.spec.attempt, made.spec.termination_message_path.as_str()), (2, "/tmp/end"));
-    let plain = one(json!({"name": "c"})).unwrap();
+    let plain = build_from_container(json!({"name": "c"})).unwrap();
     assert_eq!(plain.spec.termination_message_path, "/dev/termination-log");
 }

@@ -145,7 +145,7 @@ impl Fake {
         });
     }
 
-    async fn done(&self, effect: Option<String>, call: &str) {
+    async fn record_effect(&self, effect: Option<String>, call: &str) {
         if let Some(effect) = effect {
             let second = until(self.began, self.now()).as_secs();
             self.with(|state| state.effects.push((second, effect)));
@@ -221,7 +221,7 @@ impl PodRuntime for Fake {
             }
             !running
         });
-        self.done(started.then(|| "start vm".to_owned()), "start_sandbox").await;
+        self.record_effect(started.then(|| "start vm".to_owned()), "start_sandbox").await;
         Ok(())
     }
 
@@ -232,7 +232,7 @@ impl PodRuntime for Fake {
             state.power_off(now, 137);
             running
         });
-        self.done(stopped.then(|| "stop vm".to_owned()), "stop_sandbox").await;
+        self.record_effect(stopped.then(|| "stop vm".to_owned()), "stop_sandbox").await;
         Ok(())
     }
 
@@ -242,7 +242,7 @@ impl PodRuntime for Fake {
             state.volumes.clear();
             state.sandbox.take().is_some()
         });
-        self.done(removed.then(|| "remove vm".to_owned()), "remove_sandbox").await;
+        self.record_effect(removed.then(|| "remove vm".to_owned()), "remove_sandbox").await;
         Ok(())
     }
 
@@ -257,7 +257,7 @@ impl PodRuntime for Fake {
             }
         };
         self.with(|state| state.volumes.insert(content.name.clone(), shown));
-        self.done(None, &format!("write_volume {}", content.name)).await;
+        self.record_effect(None, &format!("write_volume {}", content.name)).await;
         Ok(())
     }
 
@@ -265,7 +265,7 @@ impl PodRuntime for Fake {
         &self,
         volumes: &[MeasuredVolume],
     ) -> Result<BTreeMap<String, u64>, RuntimeError> {
-        self.done(None, "measure_volumes").await;
+        self.record_effect(None, "measure_volumes").await;
         let state = self.state.lock();
         let held = |volume: &MeasuredVolume| state.held.get(&volume.name).copied().unwrap_or_default();
         Ok(volumes.iter().map(|volume| (volume.name.clone(), held(volume))).collect())
@@ -278,7 +278,7 @@ impl PodRuntime for Fake {
         _credentials: &[Credentials],
     ) -> Result<(), RuntimeError> {
         elapse(Duration::from_millis(200)).await; // transfer time
-        self.done(None, &format!("pull_image {image}")).await;
+        self.record_effect(None, &format!("pull_image {image}")).await;
         match self.state.lock().bad_images.contains(image) {
             true => Err(RuntimeError::other("manifest unknown")),
             false => Ok(()),
@@ -309,7 +309,7 @@ impl PodRuntime for Fake {
             state.containers.insert(id.clone(), Container { view, behaviour, end: None });
             true
         });
-        self.done(made.then(|| format!("create {name}")), &format!("create_container {name}")).await;
+        self.record_effect(made.then(|| format!("create {name}")), &format!("create_container {name}")).await;
         Ok(())
     }
 
@@ -326,7 +326,8 @@ impl PodRuntime for Fake {
             }
             true
         });
-        self.done(started.then(|| format!("start {name}")), &format!("start_container {name}")).await;
+        self.record_effect(started.then(|| format!("start {name}")), &format!("start_container {name}"))
+            .await;
         Ok(())
     }
 
@@ -344,14 +345,15 @@ impl PodRuntime for Fake {
             (end.0, first)
         });
         elapse(until(now, end)).await; // until its process ends
-        self.done(first.then(|| format!("stop {name}")), &format!("stop_container {name}")).await;
+        self.record_effect(first.then(|| format!("stop {name}")), &format!("stop_container {name}")).await;
         Ok(())
     }
 
     async fn remove_container(&self, id: &ContainerId) -> Result<(), RuntimeError> {
         let name = self.name_of(id)?;
         let removed = self.with(|state| state.containers.remove(id).is_some());
-        self.done(removed.then(|| format!("remove {name}")), &format!("remove_container {name}")).await;
+        self.record_effect(removed.then(|| format!("remove {name}")), &format!("remove_container {name}"))
+            .await;
         Ok(())
     }
 
@@ -361,7 +363,7 @@ impl PodRuntime for Fake {
             elapse(limit).await; // the limit, at which the runtime kills it
             return Ok(Exec::TimedOut);
         }
-        self.done(Some(format!("exec {name}: {command}")), &format!("exec {name}")).await;
+        self.record_effect(Some(format!("exec {name}: {command}")), &format!("exec {name}")).await;
         let code = i32::from(self.state.lock().bad_commands.contains(&command));
         Ok(Exec::Exited { code, output: String::new() })
     }
@@ -378,7 +380,7 @@ impl PodObject for Fake {
         let stored: PodStatus = serde_json::from_value(json).unwrap();
         assert_eq!(&stored, status, "a status changes when it is stored");
         self.with(|state| (state.status, state.reports) = (stored, state.reports + 1));
-        self.done(None, "report").await;
+        self.record_effect(None, "report").await;
         Ok(())
     }
 
@@ -387,7 +389,7 @@ impl PodObject for Fake {
             assert!(state.sandbox.is_none(), "the object is removed while its VM exists");
             state.object_removed = true;
         });
-        self.done(None, "remove").await;
+        self.record_effect(None, "remove").await;
         Ok(())
     }
 
@@ -396,7 +398,7 @@ impl PodObject for Fake {
             state.tokens += 1;
             state.tokens
         });
-        self.done(None, "request_token").await;
+        self.record_effect(None, "request_token").await;
         Ok(Token { value: format!("token{number}"), issued_at: now, expires_at: add(now, request.lifetime) })
     }
 

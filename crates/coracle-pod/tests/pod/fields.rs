@@ -9,7 +9,7 @@ use coracle_pod::fields::*;
 use k8s_openapi::api::core::v1::Pod;
 
 /// Returns a pod, as JSON, that sets a field to a value of the row.
-fn with(field: &Field) -> Value {
+fn pod_with_field(field: &Field) -> Value {
     let leaf = match field.when {
         When::Set => json!("x"),
         When::Is(text) => json!(text),
@@ -25,11 +25,11 @@ fn with(field: &Field) -> Value {
 #[test]
 fn field_rows_match_only_their_own_value() {
     for field in FIELDS {
-        assert!(field.is_set(&with(field)), "{}", field.path);
+        assert!(field.is_set(&pod_with_field(field)), "{}", field.path);
         assert!(!field.is_set(&json!({"spec": {}})), "{}", field.path);
         let other = Field { when: When::Is("another value"), ..*field };
         assert!(
-            !field.is_set(&with(&other)) || matches!(field.when, When::Set | When::IsNot(_)),
+            !field.is_set(&pod_with_field(&other)) || matches!(field.when, When::Set | When::IsNot(_)),
             "{}",
             field.path
         );

@@ -206,7 +206,7 @@ async fn pod_ends_with_its_container_and_leaves_nothing() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pod_survives_the_daemon_with_its_files() -> Result<()> {
+async fn pod_and_volumes_survive_a_daemon_restart() -> Result<()> {
     let node = Node::new().await;
     let host = node.open().await;
     let volumes =

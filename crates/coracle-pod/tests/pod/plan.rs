@@ -123,7 +123,7 @@ impl World {
         self
     }
 
-    fn deleted(mut self, second: i64) -> Self {
+    fn with_deletion(mut self, second: i64) -> Self {
         self.pod.metadata.deletion_timestamp =
             Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(second)));
         self
@@ -270,14 +270,14 @@ fn pod_that_ends_table() {
         ("off: reported before it is removed", app("Always"), Some(SandboxPhase::Down), &[], 1030, ""),
         ("no VM: reported first", app("Always"), None, &[], 1030, ""),
     ] {
-        assert_eq!(verbs(&make(spec, sandbox, containers).deleted(deadline).plan()), want, "{why}");
+        assert_eq!(verbs(&make(spec, sandbox, containers).with_deletion(deadline).plan()), want, "{why}");
     }
 }
 
 #[test]
 fn removal_follows_the_report_of_the_end() {
     let mut world = make(app("Always"), Some(SandboxPhase::Down), &["a#0 exited:0:999", "b#0 exited:3:999"]);
-    world = world.deleted(1030);
+    world = world.with_deletion(1030);
     world.reported = world.plan().status;
     assert_eq!(world.reported.phase.as_deref(), Some("Failed"));
     let plan = world.plan();
@@ -311,16 +311,16 @@ fn step_under_way_is_waited_for_or_replaced() {
     let mut pulling = make(one.clone(), ready, &[]);
     busy(&mut pulling, pull.clone());
     assert_eq!(verbs(&pulling.plan()), "");
-    assert_eq!(verbs(&pulling.deleted(1030).plan()), "cancel:a stop-sandbox");
+    assert_eq!(verbs(&pulling.with_deletion(1030).plan()), "cancel:a stop-sandbox");
     for (deadline, want) in [(1030, ""), (1040, "stop:a")] {
-        let mut stopping = make(one.clone(), ready, &["a#0 running"]).deleted(1030);
+        let mut stopping = make(one.clone(), ready, &["a#0 running"]).with_deletion(1030);
         busy(&mut stopping, stop(deadline));
         assert_eq!(verbs(&stopping.plan()), want, "one with deadline {deadline} is under way");
     }
     let mut hooked = make(one, ready, &["a#0 running"]);
     let hook = (container_id("u1", "a", 0), HookKind::PreStop);
     hooked.memory.hooks = BTreeSet::from([hook]);
-    assert_eq!(verbs(&hooked.deleted(1030).plan()), "stop:a");
+    assert_eq!(verbs(&hooked.with_deletion(1030).plan()), "stop:a");
 }
 
 #[test]

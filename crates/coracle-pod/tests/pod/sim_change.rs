@@ -83,7 +83,7 @@ fn deletion_runs_hooks_stops_reports_and_removes() {
         let mut task = world.start();
         world.until("it is ready", |w| w.condition("Ready").0 == "True").await?;
         world.delete(10);
-        assert_eq!(task.ended().await, Ended::Removed);
+        assert_eq!(task.wait_for_end().await, Ended::Removed);
         assert_eq!(
             world.fake.effects(),
             [
@@ -108,12 +108,12 @@ fn deletion_runs_hooks_stops_reports_and_removes() {
 fn stubborn_container_and_hook_are_killed_in_time() {
     Sim::run(SEED, async |sim| -> Result<()> {
         let hooks = json!({"lifecycle": {"preStop": {"exec": {"command": ["hang"]}}}});
-        let world = World::new(&sim, web(hooks)).behaves("web", &[Stubborn]);
+        let world = World::new(&sim, web(hooks)).with_behaviours("web", &[Stubborn]);
         let mut task = world.start();
         world.until("it runs", |w| w.state("web") == "running").await?;
         let began = world.fake.now();
         world.delete(10);
-        assert_eq!(task.ended().await, Ended::Removed);
+        assert_eq!(task.wait_for_end().await, Ended::Removed);
         let took = world.fake.now().duration_since(began).as_secs();
         assert!((12..=13).contains(&took), "10 s of the hook and at least 2 s: {took} s");
         assert_eq!(world.container("web").state.unwrap().terminated.unwrap().exit_code, 137);
@@ -125,14 +125,14 @@ fn stubborn_container_and_hook_are_killed_in_time() {
 #[test]
 fn second_deletion_shortens_the_grace() {
     Sim::run(SEED, async |sim| -> Result<()> {
-        let world = World::new(&sim, web(json!({}))).behaves("web", &[Stubborn]);
+        let world = World::new(&sim, web(json!({}))).with_behaviours("web", &[Stubborn]);
         let mut task = world.start();
         world.until("it runs", |w| w.state("web") == "running").await?;
         let began = world.fake.now();
         world.delete(600);
         elapse(Duration::from_secs(5)).await; // the first deletion is under way
         world.delete(3);
-        assert_eq!(task.ended().await, Ended::Removed);
+        assert_eq!(task.wait_for_end().await, Ended::Removed);
         let took = world.fake.now().duration_since(began).as_secs();
         assert!((8..=9).contains(&took), "{took} s");
         Ok(())
@@ -143,12 +143,12 @@ fn second_deletion_shortens_the_grace() {
 fn vanished_pod_object_ends_the_pod_without_hooks() {
     Sim::run(SEED, async |sim| -> Result<()> {
         let hooks = json!({"lifecycle": {"preStop": {"exec": {"command": ["drain"]}}}});
-        let world = World::new(&sim, web(hooks)).behaves("web", &[Stubborn]);
+        let world = World::new(&sim, web(hooks)).with_behaviours("web", &[Stubborn]);
         let mut task = world.start();
         world.until("it runs", |w| w.state("web") == "running").await?;
         let began = world.fake.now();
         world.change(|input| input.forced = true);
-        assert_eq!(task.ended().await, Ended::Removed);
+        assert_eq!(task.wait_for_end().await, Ended::Removed);
         assert!(world.fake.now().duration_since(began).as_secs() < 1);
         assert!(!world.fake.effects().contains(&"exec web: drain".to_owned()));
         Ok(())
@@ -165,7 +165,7 @@ fn deletion_during_a_pull_does_not_wait_for_it() {
         world.until("and again", |w| w.state("web") == "ImagePullBackOff").await?;
         assert_eq!(world.phase(), "Pending");
         world.delete(30);
-        assert_eq!(task.ended().await, Ended::Removed);
+        assert_eq!(task.wait_for_end().await, Ended::Removed);
         assert_eq!(world.fake.effects(), ["start vm", "stop vm", "remove vm"]);
         Ok(())
     });
@@ -231,7 +231,7 @@ fn changed_config_and_old_tokens_are_written_again() {
 fn pod_keeps_running_while_the_api_server_is_down() {
     Sim::run(SEED, async |sim| -> Result<()> {
         let world = World::new(&sim, web(json!({})))
-            .behaves("web", &[Exits { after: Duration::from_secs(3), code: 1 }]);
+            .with_behaviours("web", &[Exits { after: Duration::from_secs(3), code: 1 }]);
         world.fake.with(|state| state.api_down = true);
         let _task = world.start();
         world.until("it restarts", |w| w.fake.seconds_of("start web").len() == 3).await?;
@@ -285,7 +285,7 @@ fn rejected_pod_fails_without_a_vm() {
 fn debugger_is_added_to_a_running_pod() {
     Sim::run(SEED, async |sim| -> Result<()> {
         let world = World::new(&sim, web(json!({})));
-        let world = world.behaves("debug", &[Exits { after: Duration::from_secs(5), code: 1 }]);
+        let world = world.with_behaviours("debug", &[Exits { after: Duration::from_secs(5), code: 1 }]);
         let _task = world.start();
         world.until("it is ready", |w| w.condition("Ready").0 == "True").await?;
         let debugger = EphemeralContainer {

@@ -62,7 +62,7 @@ impl Scenario for Life {
     }
 }
 
-fn life(sim: &Sim) -> World {
+fn pod_world(sim: &Sim) -> World {
     let hooks =
         json!({"postStart": {"exec": {"command": ["warm"]}}, "preStop": {"exec": {"command": ["drain"]}}});
     let spec = json!({
@@ -80,8 +80,8 @@ fn life(sim: &Sim) -> World {
     });
     let second = Duration::from_secs(1);
     let world = World::new(sim, spec)
-        .behaves("init", &[Exits { after: second, code: 0 }])
-        .behaves("web", &[Exits { after: 3 * second, code: 2 }, Runs]);
+        .with_behaviours("init", &[Exits { after: second, code: 0 }])
+        .with_behaviours("web", &[Exits { after: 3 * second, code: 2 }, Runs]);
     let secret = serde_json::from_value(json!({"data": {"k": "dg=="}})).unwrap();
     let secrets = [("s".to_owned(), Arc::new(secret))].into();
     world.change(|input| input.objects = Arc::new(Objects { secrets, ..Objects::default() }));
@@ -91,13 +91,15 @@ fn life(sim: &Sim) -> World {
 #[test]
 fn crash_after_any_call_leads_to_the_same_end() {
     let calls =
-        crash_after_each_call(3, async |sim: Sim| Ok(Life { world: life(&sim), forgets: false })).unwrap();
+        crash_after_each_call(3, async |sim: Sim| Ok(Life { world: pod_world(&sim), forgets: false }))
+            .unwrap();
     assert!(calls > 30, "{calls} calls");
     println!("crashed after each of {calls} calls");
 }
 
 #[test]
 fn lost_status_is_seen_by_the_crash_test() {
-    let crashed = crash_after_each_call(3, async |sim: Sim| Ok(Life { world: life(&sim), forgets: true }));
+    let crashed =
+        crash_after_each_call(3, async |sim: Sim| Ok(Life { world: pod_world(&sim), forgets: true }));
     assert!(crashed.is_err(), "a pod that forgets what it reported ends like one that does not");
 }

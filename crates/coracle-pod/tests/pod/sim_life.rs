@@ -22,7 +22,7 @@ fn exits(seconds: u64, code: i32) -> Behaviour {
 fn successful_pod_ends_and_its_vm_is_off() {
     Sim::run(SEED, async |sim| -> Result<()> {
         let spec = json!({"containers": [{"name": "job", "image": "job:1"}], "restartPolicy": "Never"});
-        let world = World::new(&sim, spec).behaves("job", &[exits(5, 0)]);
+        let world = World::new(&sim, spec).with_behaviours("job", &[exits(5, 0)]);
         let _task = world.start();
         world.until("it runs", |w| w.phase() == "Running").await?;
         assert_eq!(world.condition("Ready").0, "True");
@@ -40,7 +40,7 @@ fn successful_pod_ends_and_its_vm_is_off() {
 fn failed_pod_keeps_exit_code_and_is_not_restarted() {
     Sim::run(SEED, async |sim| -> Result<()> {
         let spec = json!({"containers": [{"name": "job", "image": "job:1"}], "restartPolicy": "Never"});
-        let world = World::new(&sim, spec).behaves("job", &[exits(1, 3)]);
+        let world = World::new(&sim, spec).with_behaviours("job", &[exits(1, 3)]);
         let _task = world.start();
         world.until("it has failed", |w| w.phase() == "Failed").await?;
         let end = world.container("job").state.unwrap().terminated.unwrap();
@@ -54,7 +54,7 @@ fn failed_pod_keeps_exit_code_and_is_not_restarted() {
 fn crashing_container_restarts_with_growing_delay() {
     Sim::run(SEED, async |sim| -> Result<()> {
         let spec = json!({"containers": [{"name": "web", "image": "web:1"}]});
-        let world = World::new(&sim, spec).behaves("web", &[exits(1, 1)]);
+        let world = World::new(&sim, spec).with_behaviours("web", &[exits(1, 1)]);
         let _task = world.start();
         world.until("it waits", |w| w.state("web") == "CrashLoopBackOff").await?;
         let last = world.container("web").last_state.unwrap().terminated.unwrap();
@@ -77,7 +77,7 @@ fn healthy_run_ends_the_streak_of_restarts() {
     Sim::run(SEED, async |sim| -> Result<()> {
         let spec = json!({"containers": [{"name": "web", "image": "web:1"}]});
         let behaviours = [exits(1, 1), exits(1, 1), exits(1, 1), exits(700, 1), exits(1, 1)];
-        let world = World::new(&sim, spec).behaves("web", &behaviours);
+        let world = World::new(&sim, spec).with_behaviours("web", &behaviours);
         let _task = world.start();
         world.until("five restarts", |w| w.container("web").restart_count == 5).await?;
         let starts = world.fake.seconds_of("start web");
@@ -95,8 +95,8 @@ fn init_containers_run_in_order_and_again_on_failure() {
             "containers": [{"name": "web", "image": "web:1"}],
         });
         let world = World::new(&sim, spec)
-            .behaves("a", &[exits(2, 0)])
-            .behaves("b", &[exits(1, 1), exits(1, 1), exits(1, 0)]);
+            .with_behaviours("a", &[exits(2, 0)])
+            .with_behaviours("b", &[exits(1, 1), exits(1, 1), exits(1, 0)]);
         let _task = world.start();
         world.until("the first runs", |w| w.state("a") == "running").await?;
         assert_eq!((world.phase(), world.state("web")), ("Pending".into(), "PodInitializing".into()));
@@ -119,7 +119,7 @@ fn failed_init_container_fails_a_pod_that_never_restarts() {
             "initContainers": [{"name": "a", "image": "i:1"}],
             "containers": [{"name": "web", "image": "web:1"}], "restartPolicy": "Never",
         });
-        let world = World::new(&sim, spec).behaves("a", &[exits(1, 9)]);
+        let world = World::new(&sim, spec).with_behaviours("a", &[exits(1, 9)]);
         let _task = world.start();
         world.until("it has failed", |w| w.phase() == "Failed").await?;
         assert_eq!(world.condition("Initialized"), ("False".into(), "ContainersNotInitialized".into()));
@@ -139,7 +139,7 @@ fn sidecars_start_first_and_end_last_in_reverse() {
             ],
             "containers": [{"name": "job", "image": "job:1"}], "restartPolicy": "OnFailure",
         });
-        let world = World::new(&sim, spec).behaves("job", &[exits(5, 0)]);
+        let world = World::new(&sim, spec).with_behaviours("job", &[exits(5, 0)]);
         world.fake.with(|state| state.down_ports.insert(1));
         let mut task = world.start();
         world.until("the first sidecar runs", |w| w.state("log") == "running").await?;
@@ -154,7 +154,7 @@ fn sidecars_start_first_and_end_last_in_reverse() {
             ["start vm", "start log", "start mesh", "start job", "stop mesh", "stop log", "stop vm"]
         );
         world.delete(30);
-        assert_eq!(task.ended().await, Ended::Removed);
+        assert_eq!(task.wait_for_end().await, Ended::Removed);
         Ok(())
     });
 }
@@ -166,7 +166,7 @@ fn sidecar_that_ends_is_restarted_while_the_app_runs() {
             "initContainers": [{"name": "log", "image": "s:1", "restartPolicy": "Always"}],
             "containers": [{"name": "web", "image": "web:1"}], "restartPolicy": "Never",
         });
-        let world = World::new(&sim, spec).behaves("log", &[exits(3, 0), Runs]);
+        let world = World::new(&sim, spec).with_behaviours("log", &[exits(3, 0), Runs]);
         let _task = world.start();
         world
             .until("it is there again", |w| w.container("log").restart_count == 1 && w.container("log").ready)
@@ -183,7 +183,7 @@ fn vm_that_crashes_starts_again_with_all_containers() {
             "initContainers": [{"name": "i", "image": "i:1"}],
             "containers": [{"name": "a", "image": "a:1"}, {"name": "b", "image": "b:1"}],
         });
-        let world = World::new(&sim, spec).behaves("i", &[exits(1, 0)]);
+        let world = World::new(&sim, spec).with_behaviours("i", &[exits(1, 0)]);
         let _task = world.start();
         world.until("it is ready", |w| w.condition("Ready").0 == "True").await?;
         world.fake.crash_vm();
@@ -212,7 +212,9 @@ fn exit_code_can_restart_all_containers() {
                 {"name": "b", "image": "b:1"},
             ],
         });
-        let world = World::new(&sim, spec).behaves("i", &[exits(1, 0)]).behaves("a", &[exits(5, 88), Runs]);
+        let world = World::new(&sim, spec)
+            .with_behaviours("i", &[exits(1, 0)])
+            .with_behaviours("a", &[exits(5, 88), Runs]);
         let _task = world.start();
         world
             .until("all run again", |w| {
@@ -255,7 +257,7 @@ fn pod_whose_volume_outgrows_its_limit_is_evicted() {
                 {"name": "free", "emptyDir": {}},
             ],
         });
-        let world = World::new(&sim, spec).behaves("web", &[Runs]);
+        let world = World::new(&sim, spec).with_behaviours("web", &[Runs]);
         let hold = |name: &str, bytes| {
             world.fake.with(|state| {
                 state.held.insert(name.to_owned(), bytes);

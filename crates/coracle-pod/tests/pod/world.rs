@@ -35,7 +35,7 @@ pub(crate) struct Running(JoinSet<Ended>);
 
 impl Running {
     /// Waits until the task has ended.
-    pub(crate) async fn ended(&mut self) -> Ended {
+    pub(crate) async fn wait_for_end(&mut self) -> Ended {
         self.0.join_next().await.unwrap().unwrap()
     }
 }
@@ -60,7 +60,7 @@ impl World {
         Self { fake, sim: sim.clone(), input: Arc::new(watch::channel(input).0) }
     }
 
-    pub(crate) fn behaves(self, name: &str, behaviours: &[Behaviour]) -> Self {
+    pub(crate) fn with_behaviours(self, name: &str, behaviours: &[Behaviour]) -> Self {
         self.fake.with(|state| state.behaviours.insert(name.to_owned(), behaviours.to_vec()));
         self
     }

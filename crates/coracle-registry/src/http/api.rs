@@ -10,7 +10,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{bounded, manifests, method};
+use super::{manifests, method, read_bounded};
 use crate::auth::{Caller, hash, secret};
 use crate::error::{Code, ErrorResponse};
 use crate::meta::{RepositoryRow, TagRow, TokenRow};
@@ -43,7 +43,7 @@ pub(super) async fn api(
         }
         (Route::Repositories, _) if get => {
             let rows = registry.meta.repositories(None).await?;
-            json(rows.iter().filter(|row| caller.sees(&row.name)).map(repository).collect())
+            json(rows.iter().filter(|row| caller.can_read(&row.name)).map(repository).collect())
         }
         (Route::Repository(repo), _) if get => {
             let rows = registry.meta.repositories(Some(repo.as_str())).await?;
@@ -224,7 +224,7 @@ fn expiry(ttl_seconds: Option<i64>, maker: Option<i64>, now: i64) -> Result<Opti
 /// Creates a token from `{name, ttlSeconds?, readOnly?, role?, repositories?}`. Only this response contains the token.
 async fn make_token(registry: &Registry, caller: &Caller, body: Body) -> Result<Response, ErrorResponse> {
     let invalid = |why: &str| ErrorResponse::new(Code::Unsupported, why).status(StatusCode::BAD_REQUEST);
-    let bytes = bounded(registry, body, BODY_MAX).await?;
+    let bytes = read_bounded(registry, body, BODY_MAX).await?;
     let asked: TokenRequest =
         serde_json::from_slice(&bytes).map_err(|e| invalid(&format!("invalid token request: {e}")))?;
     let name = asked.name.trim();

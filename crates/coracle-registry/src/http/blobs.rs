@@ -6,7 +6,7 @@ use axum::http::{Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
-use super::ranges::{Wanted, is_known, wanted};
+use super::ranges::{Wanted, is_known, requested_range};
 use super::{DIGEST_HEADER, value};
 use crate::error::{Code, ErrorResponse};
 use crate::registry::Registry;
@@ -50,7 +50,7 @@ pub(super) async fn get(
     }
     headers.insert(header::ACCEPT_RANGES, value("bytes"));
     headers.insert(header::CONTENT_TYPE, value("application/octet-stream"));
-    let part = match wanted(&parts.headers, size, &etag) {
+    let part = match requested_range(&parts.headers, size, &etag) {
         Wanted::Whole => 0..size,
         Wanted::Part(part) => {
             headers.insert(
@@ -69,7 +69,7 @@ pub(super) async fn get(
     let length = part.end - part.start;
     response.headers_mut().insert(header::CONTENT_LENGTH, length.into());
     if parts.method == Method::GET {
-        registry.metrics.downloaded(length);
+        registry.metrics.count_downloaded(length);
         *response.body_mut() = registry.storage.read(digest, part).await?.ok_or_else(|| unknown(digest))?;
     }
     Ok(response)

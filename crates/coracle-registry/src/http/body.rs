@@ -18,7 +18,11 @@ use crate::registry::Registry;
 const RATE_MIN: f64 = 1024.0;
 
 /// Receives a small body.
-pub(super) async fn bounded(registry: &Registry, body: Body, bytes_max: u64) -> Result<Bytes, ErrorResponse> {
+pub(super) async fn read_bounded(
+    registry: &Registry,
+    body: Body,
+    bytes_max: u64,
+) -> Result<Bytes, ErrorResponse> {
     read(registry.limits.body_idle, body, bytes_max, None).await
 }
 
@@ -49,7 +53,7 @@ async fn read(
         let frame = match timeout(idle, body.frame()).await {
             Ok(Some(Ok(frame))) => frame,
             Ok(None) => return Ok(all.freeze()),
-            Ok(Some(Err(error))) => return Err(broken(&error, bytes_max)),
+            Ok(Some(Err(error))) => return Err(body_error(&error, bytes_max)),
             Err(_) => return Err(slow()),
         };
         let Ok(data) = frame.into_data() else { continue };
@@ -71,7 +75,7 @@ async fn read(
     }
 }
 
-fn broken(error: &axum::Error, bytes_max: u64) -> ErrorResponse {
+fn body_error(error: &axum::Error, bytes_max: u64) -> ErrorResponse {
     match error.source().is_some_and(|source| source.is::<http_body_util::LengthLimitError>()) {
         true => too_large(bytes_max),
         false => ErrorResponse::new(Code::SizeInvalid, "the body ended before its length"),

@@ -73,7 +73,7 @@ pub(super) async fn download(
     headers.insert(header::CONTENT_LENGTH, length.into());
     headers.insert(DIGEST_HEADER, value(&row.digest));
     if *method == Method::GET {
-        registry.metrics.downloaded(length);
+        registry.metrics.count_downloaded(length);
         *response.body_mut() = send(std::sync::Arc::clone(registry), pieces);
     }
     Ok(response)

@@ -65,19 +65,19 @@ pub(super) async fn catalog(
     uri: &Uri,
 ) -> Result<Response, ErrorResponse> {
     let page = page(uri, REPOSITORIES_MAX)?;
-    let mut names = seen_names(registry, caller, page.last.clone(), page.most + 1).await?;
+    let mut names = readable_names(registry, caller, page.last.clone(), page.most + 1).await?;
     let link = cut(&mut names, "/v2/_catalog", &page);
     Ok(with_link(json!({"repositories": names}), link))
 }
 
 /// First `most` names after `last` that the caller may see.
-async fn seen_names(
+async fn readable_names(
     registry: &Registry,
     caller: &Caller,
     mut last: Option<String>,
     most: i64,
 ) -> Result<Vec<String>, ErrorResponse> {
-    if caller.sees_all() {
+    if caller.can_read_all() {
         return Ok(registry.meta.repository_names(last.as_deref(), most).await?);
     }
     let wanted = usize::try_from(most).unwrap_or(0);
@@ -86,7 +86,7 @@ async fn seen_names(
         let names = registry.meta.repository_names(last.as_deref(), NAMES_READ).await?;
         let Some(end) = names.last() else { break };
         last = Some(end.clone());
-        seen.extend(names.into_iter().filter(|name| caller.sees(name)));
+        seen.extend(names.into_iter().filter(|name| caller.can_read(name)));
     }
     seen.truncate(wanted);
     Ok(seen)
@@ -98,7 +98,7 @@ pub(super) async fn tags(
     uri: &Uri,
 ) -> Result<Response, ErrorResponse> {
     let page = page(uri, TAGS_MAX)?;
-    if !registry.meta.knows(repo).await? {
+    if !registry.meta.has_repository(repo).await? {
         return Err(ErrorResponse::new(Code::NameUnknown, "repository not found")
             .detail(json!({"name": repo.as_str()})));
     }

@@ -36,7 +36,7 @@ pub(super) async fn find(
 ) -> Result<Option<ManifestRow>, ErrorResponse> {
     let digest = match reference {
         TagOrDigest::Digest(digest) => digest.to_string(),
-        TagOrDigest::Tag(tag) => match registry.meta.tagged(repo, tag).await? {
+        TagOrDigest::Tag(tag) => match registry.meta.tag_digest(repo, tag).await? {
             Some(digest) => digest,
             None => return Ok(None),
         },

@@ -21,7 +21,7 @@ const STYLE: &str = include_str!("style.css");
 /// Style sheet of all pages.
 pub(super) fn style() -> Response {
     let headers = [(header::CONTENT_TYPE, "text/css"), (header::CACHE_CONTROL, "max-age=3600")];
-    guarded((headers, STYLE).into_response())
+    add_security_headers((headers, STYLE).into_response())
 }
 
 pub(super) async fn page(
@@ -46,13 +46,13 @@ pub(super) async fn page(
          <main id=\"main\" tabindex=\"-1\"><h1>{0}</h1>\n{body}</main></body></html>\n",
         escape(&title)
     );
-    Ok(guarded(
+    Ok(add_security_headers(
         ([(header::CONTENT_TYPE, "text/html; charset=utf-8"), (header::CACHE_CONTROL, "no-store")], html)
             .into_response(),
     ))
 }
 
-fn guarded(mut response: Response) -> Response {
+fn add_security_headers(mut response: Response) -> Response {
     let headers = response.headers_mut();
     for (name, value) in [
         ("content-security-policy", POLICY),
@@ -130,14 +130,14 @@ async fn home(registry: &Registry, caller: &Caller) -> Result<String, ErrorRespo
         .repositories(None)
         .await?
         .iter()
-        .filter(|r| caller.sees(&r.name))
+        .filter(|r| caller.can_read(&r.name))
         .map(|r| {
             let kind = escape(r.kind.as_deref().unwrap_or_default());
             vec![link(&r.name, None, &r.name), kind, r.tag_count.to_string(), bytes(r.total), time(r.updated)]
         })
         .collect();
     let list = table("Repositories", &["Name", "Kind", "Tags", "Size", "Updated"], &rows);
-    if !caller.sees_all() {
+    if !caller.can_read_all() {
         return Ok(list);
     }
     let stats = registry.meta.stats().await?;
@@ -152,7 +152,7 @@ async fn home(registry: &Registry, caller: &Caller) -> Result<String, ErrorRespo
 }
 
 async fn repository(registry: &Registry, repo: &RepositoryName) -> Result<String, ErrorResponse> {
-    if !registry.meta.knows(repo).await? {
+    if !registry.meta.has_repository(repo).await? {
         return Err(ErrorResponse::new(Code::NameUnknown, "repository not found"));
     }
     let rows: Vec<_> = registry

@@ -24,7 +24,7 @@ pub(crate) fn is_known(headers: &HeaderMap, etag: &str) -> bool {
 }
 
 /// Range of a request for a representation of `size` bytes. A request for several ranges gets the whole, as the RFC allows.
-pub(crate) fn wanted(headers: &HeaderMap, size: u64, etag: &str) -> Wanted {
+pub(crate) fn requested_range(headers: &HeaderMap, size: u64, etag: &str) -> Wanted {
     if text(headers, header::IF_RANGE).is_some_and(|said| said.trim() != etag) {
         return Wanted::Whole;
     }
@@ -82,9 +82,9 @@ mod tests {
         ] {
             let mut headers = HeaderMap::new();
             headers.insert(header::RANGE, range.parse().unwrap());
-            assert_eq!(wanted(&headers, size, "\"e\""), want, "{why}");
+            assert_eq!(requested_range(&headers, size, "\"e\""), want, "{why}");
             headers.insert(header::IF_RANGE, "\"other\"".parse().unwrap());
-            assert_eq!(wanted(&headers, size, "\"e\""), Wanted::Whole, "{why}, of another thing");
+            assert_eq!(requested_range(&headers, size, "\"e\""), Wanted::Whole, "{why}, of another thing");
         }
     }
 

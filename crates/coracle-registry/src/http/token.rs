@@ -8,8 +8,8 @@ use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
-use super::bounded;
-use crate::auth::{ANONYMOUS, presented};
+use super::read_bounded;
+use crate::auth::{ANONYMOUS, request_token};
 use crate::error::{Code, ErrorResponse};
 use crate::registry::Registry;
 
@@ -17,9 +17,9 @@ use crate::registry::Registry;
 const FORM_MAX: u64 = 64 << 10;
 
 pub(super) async fn token(registry: &Registry, parts: &Parts, body: Body) -> Result<Response, ErrorResponse> {
-    let mut shown = presented(&parts.headers);
+    let mut shown = request_token(&parts.headers);
     if parts.method == Method::POST {
-        let form = bounded(registry, body, FORM_MAX).await?;
+        let form = read_bounded(registry, body, FORM_MAX).await?;
         let field = |name: &str| {
             form_urlencoded::parse(&form)
                 .find(|(k, v)| k == name && !v.is_empty())

@@ -41,7 +41,7 @@ fn wanted_digest(parts: &Parts) -> Result<Digest, ErrorResponse> {
     said.parse().map_err(|e| ErrorResponse::new(Code::DigestInvalid, format!("{e}")))
 }
 
-fn accepted(status: StatusCode, repo: &RepositoryName, id: &UploadId, bytes: u64) -> Response {
+fn upload_response(status: StatusCode, repo: &RepositoryName, id: &UploadId, bytes: u64) -> Response {
     let headers = [
         (header::LOCATION, value(&location(repo, id))),
         (header::RANGE, value(&range(bytes))),
@@ -54,7 +54,7 @@ fn accepted(status: StatusCode, repo: &RepositoryName, id: &UploadId, bytes: u64
     response
 }
 
-fn created(repo: &RepositoryName, digest: &Digest) -> Response {
+fn created_response(repo: &RepositoryName, digest: &Digest) -> Response {
     let headers = [
         (header::LOCATION, value(&format!("/v2/{repo}/blobs/{digest}"))),
         (DIGEST_HEADER, value(&digest.to_string())),
@@ -78,10 +78,10 @@ pub(super) async fn begin(
         }
     } else if parameter(&parts.uri, "digest").is_some() {
         let digest = wanted_digest(&parts)?;
-        return whole(registry, repo, digest, parts, body).await;
+        return put_blob(registry, repo, digest, parts, body).await;
     }
     let id = registry.begin_upload(&repo).await?;
-    Ok(accepted(StatusCode::ACCEPTED, &repo, &id, 0))
+    Ok(upload_response(StatusCode::ACCEPTED, &repo, &id, 0))
 }
 
 /// Mounts a blob from another repository that the caller may read; without `from`, from any of these.
@@ -95,23 +95,23 @@ async fn mount(
     let Ok(digest) = digest.parse::<Digest>() else { return Ok(None) };
     let readable = match from.map(|from| from.parse::<RepositoryName>()) {
         Some(Err(_)) => false,
-        Some(Ok(from)) => caller.sees(from.as_str()) && registry.meta.has_link(&from, &digest).await?,
-        None if caller.sees_all() => true,
-        None => registry.meta.links_of(&digest).await?.iter().any(|name| caller.sees(name)),
+        Some(Ok(from)) => caller.can_read(from.as_str()) && registry.meta.has_link(&from, &digest).await?,
+        None if caller.can_read_all() => true,
+        None => registry.meta.links_of(&digest).await?.iter().any(|name| caller.can_read(name)),
     };
     if !readable {
         return Ok(None);
     }
     let quota = registry.limits.repository_quota;
     match registry.meta.mount(repo, &digest, registry.now(), quota).await? {
-        Linked::Done => Ok(Some(created(repo, &digest))),
+        Linked::Done => Ok(Some(created_response(repo, &digest))),
         Linked::Absent => Ok(None),
         Linked::Full => Err(over_quota()),
     }
 }
 
 /// Stores a blob that comes in one request: POST with a digest, or the PUT of epoch.
-pub(super) async fn whole(
+pub(super) async fn put_blob(
     registry: Arc<Registry>,
     repo: RepositoryName,
     digest: Digest,
@@ -126,18 +126,18 @@ pub(super) async fn whole(
         if finished.is_err() {
             own.cancel(&repo, &id).await.ok();
         }
-        finished.map(|()| created(&repo, &digest))
+        finished.map(|()| created_response(&repo, &digest))
     })
     .await
 }
 
-pub(super) async fn look(
+pub(super) async fn upload_status(
     registry: &Registry,
     repo: &RepositoryName,
     id: &UploadId,
 ) -> Result<Response, ErrorResponse> {
     let bytes = registry.upload_size(repo, id).await?;
-    Ok(accepted(StatusCode::NO_CONTENT, repo, id, bytes))
+    Ok(upload_response(StatusCode::NO_CONTENT, repo, id, bytes))
 }
 
 pub(super) async fn append(
@@ -151,7 +151,7 @@ pub(super) async fn append(
     let own = Arc::clone(&registry);
     run_to_completion(&registry, async move {
         let bytes = own.append(&repo, &id, chunk).await?;
-        Ok(accepted(StatusCode::ACCEPTED, &repo, &id, bytes))
+        Ok(upload_response(StatusCode::ACCEPTED, &repo, &id, bytes))
     })
     .await
 }
@@ -167,7 +167,7 @@ pub(super) async fn finish(
     let own = Arc::clone(&registry);
     run_to_completion(&registry, async move {
         own.finish(&repo, &id, chunk, &digest).await?;
-        Ok(created(&repo, &digest))
+        Ok(created_response(&repo, &digest))
     })
     .await
 }

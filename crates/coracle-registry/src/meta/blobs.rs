@@ -199,7 +199,7 @@ impl Meta {
     }
 
     /// Marks the bytes of an announced blob as stored: the blob is live, but in no repository yet.
-    pub(crate) async fn found_blob(&self, digest: &Digest, now: i64) -> Result<(), StoreError> {
+    pub(crate) async fn mark_blob_stored(&self, digest: &Digest, now: i64) -> Result<(), StoreError> {
         const LIVES: &str = "UPDATE blobs SET state = $3, touched = $2 WHERE digest = $1 AND state = $4";
         on!(self, pool, write => sqlx::query(LIVES)
             .bind(digest.to_string()).bind(now).bind(LIVE).bind(ARRIVING).execute(pool).await.map(drop))

@@ -46,7 +46,7 @@ impl Meta {
     /// Marks: unlinks blobs without references, and dooms those in no repository. Returns all doomed blobs, also those of an
     /// earlier sweep. In SQLite, which has one writer, each batch of rows is a separate statement, which runs only if it
     /// changes a row: pushes never wait for the whole scan.
-    pub(crate) async fn doom(&self, cutoff: i64) -> Result<Vec<Doomed>, StoreError> {
+    pub(crate) async fn mark_garbage(&self, cutoff: i64) -> Result<Vec<Doomed>, StoreError> {
         const OP: &str = "mark garbage";
         let unlink = || sqlx::AssertSqlSafe(format!("DELETE FROM links WHERE {UNNAMED}"));
         let doom =
@@ -126,13 +126,13 @@ impl Meta {
 
     /// Repository and digest of manifests that have no tag, are in no index, refer to no existing subject, and were pushed
     /// before `cutoff`.
-    pub(crate) async fn untagged(&self, cutoff: i64) -> Result<Vec<(String, String)>, StoreError> {
+    pub(crate) async fn untagged_manifests(&self, cutoff: i64) -> Result<Vec<(String, String)>, StoreError> {
         let read = || sqlx::AssertSqlSafe(format!("SELECT repo, digest FROM manifests WHERE {UNTAGGED}"));
         on!(self, pool, read => sqlx::query_as(read()).bind(cutoff).fetch_all(pool).await)
             .map_err(sql("look for garbage"))
     }
 
-    /// Removes a manifest if the conditions of `untagged` still hold, and notes its file. Returns false if they do not.
+    /// Removes a manifest if the conditions of `untagged_manifests` still hold, and notes its file. Returns false if they do not.
     pub(crate) async fn remove_untagged(
         &self,
         repo: &RepositoryName,
@@ -195,11 +195,11 @@ mod tests {
             "CREATE TRIGGER stop BEFORE DELETE ON links WHEN old.digest = 'sha256:{rows}' BEGIN SELECT RAISE(ABORT, 'stop'); END"
         );
         run(stop).await;
-        assert!(meta.doom(10).await.is_err());
+        assert!(meta.mark_garbage(10).await.is_err());
         let left: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM links").fetch_one(write).await.unwrap();
         assert_eq!(left, BATCH_ROWS, "the last batch alone is rolled back");
         run("DROP TRIGGER stop".to_owned()).await;
-        assert_eq!(meta.doom(10).await.unwrap().len(), usize::try_from(rows).unwrap());
+        assert_eq!(meta.mark_garbage(10).await.unwrap().len(), usize::try_from(rows).unwrap());
         let digest = Digest::of(b"new");
         assert_eq!(meta.announce(&digest, 3, 20, None).await.unwrap(), Arrival::New);
     }
@@ -219,7 +219,7 @@ mod tests {
         };
         let (tagged, young, old) =
             (put(b"tagged", &[], 1).await, put(b"young", &[], 1).await, put(b"old", &[], 1).await);
-        assert_eq!(meta.untagged(10).await.unwrap().len(), 3);
+        assert_eq!(meta.untagged_manifests(10).await.unwrap().len(), 3);
         put(b"tagged", &["latest".parse().unwrap()], 2).await;
         put(b"young", &[], 20).await;
         for (digest, gone) in [(&tagged, false), (&young, false), (&old, true), (&old, false)] {

@@ -76,7 +76,7 @@ impl Check {
     }
 
     /// Reason to refuse the manifest. Manifests found in the storage were accepted before.
-    fn refused(self, entry: Entry) -> Option<Put> {
+    fn refusal(self, entry: Entry) -> Option<Put> {
         match self {
             _ if entry == Entry::Found => None,
             Self { missing, .. } if !missing.is_empty() => Some(Put::Missing(missing)),
@@ -118,7 +118,7 @@ impl Meta {
                     .fetch_optional(&mut *tx).await.map_err(sql(OP))?;
                 check.child(child, size, entry == Entry::Pushed);
             }
-            if let Some(refused) = check.refused(entry) {
+            if let Some(refused) = check.refusal(entry) {
                 return Ok(refused);
             }
             sqlx::query(REPOSITORY).bind(repo).bind(now).execute(&mut *tx).await.map_err(sql(OP))?;
@@ -152,7 +152,7 @@ impl Meta {
     }
 
     /// Digest of a tag.
-    pub(crate) async fn tagged(
+    pub(crate) async fn tag_digest(
         &self,
         repo: &RepositoryName,
         tag: &Tag,
@@ -163,7 +163,7 @@ impl Meta {
     }
 
     /// Enters a tag found in the storage. An existing tag is not changed.
-    pub(crate) async fn found_tag(
+    pub(crate) async fn insert_found_tag(
         &self,
         repo: &RepositoryName,
         tag: &Tag,
@@ -243,7 +243,7 @@ impl Meta {
     }
 
     /// True when the repository exists.
-    pub(crate) async fn knows(&self, repo: &RepositoryName) -> Result<bool, StoreError> {
+    pub(crate) async fn has_repository(&self, repo: &RepositoryName) -> Result<bool, StoreError> {
         let found: Option<i64> =
             on!(self, pool, read => sqlx::query_scalar("SELECT created FROM repositories WHERE name = $1")
             .bind(repo.as_str()).fetch_optional(pool).await)

@@ -75,7 +75,9 @@ impl TokenRow {
     /// push and delete everywhere, as before, but manage nothing.
     pub(crate) fn rights(&self) -> Result<Rights, InvalidRights> {
         match (&self.role, self.writes, self.created_by.as_str()) {
-            (Some(role), _, _) => Rights::stored(role, self.repositories.as_deref().unwrap_or_default()),
+            (Some(role), _, _) => {
+                Rights::parse_stored(role, self.repositories.as_deref().unwrap_or_default())
+            }
             (None, 0, _) => Ok(Rights::everywhere(Role::Read)),
             (None, _, FIRST_CREATED_BY) if self.id.starts_with(FIRST_ID) => {
                 Ok(Rights::everywhere(Role::Admin))
@@ -143,7 +145,7 @@ mod tests {
             ("old, writes", row("1", 1, None, None, "first"), everywhere(Role::Delete)),
             ("old, the first", row("first-1", 1, None, None, "start"), everywhere(Role::Admin)),
             ("old, by a token named start", row("1", 1, None, None, "start"), everywhere(Role::Delete)),
-            ("new", row("1", 1, Some("push"), Some("a/* b"), "x"), Rights::stored("push", "a/* b")),
+            ("new", row("1", 1, Some("push"), Some("a/* b"), "x"), Rights::parse_stored("push", "a/* b")),
             ("a role of a later release", row("1", 1, Some("x"), Some("**"), "x"), Err(InvalidRights::Role)),
             ("no repositories", row("1", 1, Some("push"), None, "x"), Err(InvalidRights::Glob)),
         ] {

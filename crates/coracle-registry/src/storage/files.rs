@@ -339,7 +339,7 @@ impl Buffers {
     }
 
     /// Bytes whose buffer returns when the last reader drops them.
-    fn lend(&self, buffer: Vec<u8>) -> Bytes {
+    fn wrap_buffer(&self, buffer: Vec<u8>) -> Bytes {
         Bytes::from_owner(Lent { buffer, home: self.clone() })
     }
 
@@ -395,7 +395,7 @@ fn stream_file(file: File, part: Range<u64>) -> Body {
                 Ok(buffer) => {
                     let at = at + buffer.len() as u64;
                     let ahead = (at < end).then(|| read(file, at..end));
-                    Some((Ok(lent.lend(buffer)), ahead))
+                    Some((Ok(lent.wrap_buffer(buffer)), ahead))
                 }
                 Err(error) => Some((Err(error), None)),
             }

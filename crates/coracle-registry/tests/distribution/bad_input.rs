@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 
 use crate::common::{INDEX, MANIFEST, Registry, digest, start, start_in, start_with};
 
-fn nothing_stored(registry: &Registry) {
+fn assert_nothing_stored(registry: &Registry) {
     for part in ["blobs", "manifests", "tmp"] {
         assert!(registry.files(part).is_empty(), "{part}");
     }
@@ -72,7 +72,7 @@ async fn truncated_chunk_is_not_a_blob() {
     raw(&registry, &[head.as_bytes(), b"01234"], true).await;
     let state = registry.call("GET", &at, &[], "").await;
     assert_eq!((state.status, state.header("range")), (204, Some("0-4")), "what came can be gone on with");
-    nothing_stored(&registry);
+    assert_nothing_stored(&registry);
     let done = registry.call("PUT", &format!("{at}?digest={}", digest(b"0123456789")), &[], "56789").await;
     assert_eq!(done.status, 201);
 }
@@ -91,7 +91,7 @@ async fn slow_body_is_408() {
         std::iter::once(head.as_bytes()).chain(std::iter::repeat_n(b"0".as_slice(), 20)).collect();
     let slow = raw(&registry, &drip, false).await;
     assert!(slow.starts_with("HTTP/1.1 408"), "one byte now and then: {slow}");
-    nothing_stored(&registry);
+    assert_nothing_stored(&registry);
 }
 
 #[tokio::test]
@@ -127,7 +127,7 @@ async fn upload_over_its_limit_is_413() {
     let stream = reqwest::Body::wrap_stream(futures_util::stream::iter([Ok::<_, std::io::Error>(bytes)]));
     let request = registry.request("PATCH", &at).bearer_auth(&registry.token).body(stream);
     assert_eq!(registry.send(request).await.status, 413, "also when it does not say how long it is");
-    nothing_stored(&registry);
+    assert_nothing_stored(&registry);
 }
 
 #[tokio::test]
@@ -246,7 +246,7 @@ async fn full_disk_is_507_and_the_registry_survives() {
     let at = registry.begin("a").await;
     let refused = registry.call("PUT", &format!("{at}?digest={}", digest(&bytes)), &[], bytes).await;
     assert_eq!((refused.status, refused.code().as_str()), (507, "STORAGE_FULL"));
-    nothing_stored(&registry);
+    assert_nothing_stored(&registry);
     assert!(registry.files("uploads").is_empty(), "what was written of it is gone");
     let named = registry.push("a", b"small").await;
     assert_eq!(registry.get(&format!("/v2/a/blobs/{named}")).await.body, b"small");
@@ -279,7 +279,7 @@ async fn slow_request_is_408_for_any_client() {
     }
     let large = registry.call("POST", "/v2/token", &[], vec![b'x'; 70_000]).await;
     assert_eq!((large.status, large.code().as_str()), (413, "SIZE_INVALID"));
-    nothing_stored(&registry);
+    assert_nothing_stored(&registry);
 }
 
 #[tokio::test]
@@ -307,7 +307,7 @@ async fn wrong_digest_and_oversize_manifest_leave_no_file() {
     for refused in [said, silent] {
         assert_eq!((refused.status, refused.code().as_str()), (413, "SIZE_INVALID"));
     }
-    nothing_stored(&registry);
+    assert_nothing_stored(&registry);
 }
 
 #[tokio::test]

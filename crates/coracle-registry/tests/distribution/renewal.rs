@@ -13,7 +13,7 @@ fn renew(cert: &Path, key: &Path) -> Vec<u8> {
 }
 
 /// Certificate that the server presents on a new connection.
-async fn shown(url: &str) -> Vec<u8> {
+async fn presented_certificate(url: &str) -> Vec<u8> {
     let http =
         reqwest::Client::builder().tls_danger_accept_invalid_certs(true).tls_info(true).build().unwrap();
     let answer = http.get(format!("{}/healthz", url.replace("http:", "https:"))).send().await.unwrap();
@@ -28,9 +28,9 @@ async fn renewed_certificate_is_shown_without_a_restart() {
     let first = renew(&cert, &key);
     let files = (cert.clone(), key.clone());
     let registry = start_with(move |c| c.tls = Some(files)).await;
-    assert_eq!(shown(&registry.url).await, first);
+    assert_eq!(presented_certificate(&registry.url).await, first);
     std::fs::write(&key, "half a renewal").unwrap();
-    assert_eq!(shown(&registry.url).await, first, "what cannot be used changes nothing");
+    assert_eq!(presented_certificate(&registry.url).await, first, "what cannot be used changes nothing");
     let second = renew(&cert, &key);
-    assert_eq!(shown(&registry.url).await, second);
+    assert_eq!(presented_certificate(&registry.url).await, second);
 }

@@ -118,8 +118,8 @@ impl Link {
         // The delay of a slow link is the subject of the test.
         elapse(LATENCY).await;
         self.carry(&body).await;
-        let is_lost = takes(&self.losses, &parts.method, &query);
-        if takes(&self.refusals, &parts.method, &query) {
+        let is_lost = take_refusal(&self.losses, &parts.method, &query);
+        if take_refusal(&self.refusals, &parts.method, &query) {
             return Response::builder().status(403).body(Body::empty()).unwrap();
         }
         let up = body.len() as u64;
@@ -147,7 +147,7 @@ impl Link {
 }
 
 /// Removes a request from the list. True when it was listed.
-fn takes(list: &Mutex<Refusals>, method: &Method, query: &str) -> bool {
+fn take_refusal(list: &Mutex<Refusals>, method: &Method, query: &str) -> bool {
     let mut list = list.lock().unwrap();
     let found = list.iter().position(|(m, part)| m == method && query.contains(part));
     found.map(|at| list.remove(at)).is_some()
@@ -168,7 +168,7 @@ fn open_joins(passed: &[Passed]) -> i64 {
     i64::try_from(begun).unwrap() - i64::try_from(passed.iter().filter(ends).count()).unwrap()
 }
 
-async fn patched(registry: &Registry, bytes: Bytes) -> String {
+async fn upload_chunk(registry: &Registry, bytes: Bytes) -> String {
     let at = registry.begin("a").await;
     let http = reqwest::Client::new();
     let patch = http.patch(format!("{}{at}", registry.url)).bearer_auth(&registry.token).body(bytes);
@@ -191,7 +191,7 @@ async fn large_blob_on_s3_moves_once() {
     let size = blob.len() as u64;
     let pieces = size.div_ceil(5 << 20);
     store.take();
-    let at = patched(&registry, blob.clone()).await;
+    let at = upload_chunk(&registry, blob.clone()).await;
     let written = store.take();
     assert!(bytes(&written) <= size + BYTES_BESIDE, "{} bytes for {size}", bytes(&written));
     assert!(written.len() as u64 <= pieces + 8, "{} requests for {pieces} pieces", written.len());
@@ -211,7 +211,7 @@ async fn failed_join_is_aborted_and_retried() {
     let registry = store.registry().await;
     let blob = Bytes::from(noise(3, 11_000_000));
     let named = digest(&blob);
-    let at = patched(&registry, blob.clone()).await;
+    let at = upload_chunk(&registry, blob.clone()).await;
     store.refuse(&[(Method::PUT, "partNumber=2")]);
     assert_eq!(finish(&registry, &at, &named).await, 500);
     assert_eq!(open_joins(&store.take()), 0, "the join is aborted");
@@ -225,7 +225,7 @@ async fn join_left_open_is_aborted_with_its_upload() {
     let Some(store) = SlowStore::start().await else { return };
     let registry = store.registry().await;
     let blob = Bytes::from(noise(5, 11_000_000));
-    let at = patched(&registry, blob.clone()).await;
+    let at = upload_chunk(&registry, blob.clone()).await;
     // Simulates a kill of the registry during the join: nothing is aborted.
     store.refuse(&[(Method::PUT, "partNumber=2"), (Method::DELETE, "uploadId=")]);
     assert_eq!(finish(&registry, &at, &digest(&blob)).await, 500);
@@ -260,7 +260,7 @@ async fn join_with_a_lost_response_succeeds() {
     let registry = store.registry().await;
     let blob = Bytes::from(noise(13, 11_000_000));
     let named = digest(&blob);
-    let at = patched(&registry, blob.clone()).await;
+    let at = upload_chunk(&registry, blob.clone()).await;
     store.losses.lock().unwrap().push((Method::POST, "uploadId="));
     assert_eq!(finish(&registry, &at, &named).await, 201);
     assert!(registry.get(&format!("/v2/a/blobs/{named}")).await.body == blob);

@@ -184,7 +184,7 @@ async fn read_only_token_cannot_write() {
 }
 
 /// Creates a token as `asked` and returns its secret.
-async fn made(registry: &Registry, asked: Value) -> String {
+async fn create_token(registry: &Registry, asked: Value) -> String {
     let made = registry.call("POST", "/api/tokens", &[], asked.to_string()).await;
     assert_eq!(made.status, 201, "{asked}: {}", String::from_utf8_lossy(&made.body));
     made.json()["token"].as_str().unwrap().to_owned()
@@ -198,7 +198,7 @@ async fn status(registry: &Registry, token: &str, method: &str, path: &str) -> u
 async fn token_role_without_admin_manages_nothing() {
     let registry = start_with(|c| c.open_writes = true).await;
     for role in ["read", "push", "delete"] {
-        let token = made(&registry, json!({"name": "ci", "role": role, "ttlSeconds": 60})).await;
+        let token = create_token(&registry, json!({"name": "ci", "role": role, "ttlSeconds": 60})).await;
         for (method, path) in [
             ("GET", "/api/tokens"),
             ("POST", "/api/tokens"),
@@ -216,8 +216,8 @@ async fn token_role_without_admin_manages_nothing() {
 async fn push_token_cannot_delete() {
     let registry = start().await;
     let (named, _) = registry.image("a", "v1").await;
-    let push = made(&registry, json!({"name": "ci", "role": "push"})).await;
-    let delete = made(&registry, json!({"name": "ops", "role": "delete"})).await;
+    let push = create_token(&registry, json!({"name": "ci", "role": "push"})).await;
+    let delete = create_token(&registry, json!({"name": "ops", "role": "delete"})).await;
     assert_eq!(status(&registry, &push, "POST", "/v2/a/blobs/uploads/").await, 202);
     for (path, gone) in [
         ("/api/repositories/a/tags/v1".to_owned(), 204),
@@ -234,7 +234,7 @@ async fn scoped_token_writes_only_in_its_repositories() {
     let registry = start().await;
     registry.image("other/app", "v1").await;
     let asked = json!({"name": "ci", "role": "delete", "repositories": ["team/*", "lib"]});
-    let token = made(&registry, asked).await;
+    let token = create_token(&registry, asked).await;
     for (method, path, want) in [
         ("POST", "/v2/team/app/blobs/uploads/", 202),
         ("POST", "/v2/lib/blobs/uploads/", 202),
@@ -254,7 +254,8 @@ async fn scoped_token_reads_only_its_repositories() {
     for repo in ["a/one", "team/app", "z"] {
         registry.image(repo, "v1").await;
     }
-    let token = made(&registry, json!({"name": "ci", "role": "read", "repositories": ["team/*"]})).await;
+    let token =
+        create_token(&registry, json!({"name": "ci", "role": "read", "repositories": ["team/*"]})).await;
     for (path, want) in [
         ("/v2/team/app/manifests/v1", 200),
         ("/v2/z/manifests/v1", 403),
@@ -280,7 +281,8 @@ async fn scoped_token_cannot_mount_unreadable_blobs() {
     let registry = start_with(|c| c.private_reads = true).await;
     let secret = registry.push("secret", b"memory of a guest").await;
     let shared = registry.push("team/base", b"base").await;
-    let token = made(&registry, json!({"name": "ci", "role": "push", "repositories": ["team/*"]})).await;
+    let token =
+        create_token(&registry, json!({"name": "ci", "role": "push", "repositories": ["team/*"]})).await;
     for (blob, from, want) in [
         (&secret, "&from=secret", 202),
         (&secret, "", 202),
@@ -311,7 +313,7 @@ async fn token_request_with_invalid_rights_is_400() {
 #[tokio::test]
 async fn expiring_admin_cannot_create_longer_lived_tokens() {
     let registry = start().await;
-    let admin = made(&registry, json!({"name": "ops", "role": "admin", "ttlSeconds": 60})).await;
+    let admin = create_token(&registry, json!({"name": "ops", "role": "admin", "ttlSeconds": 60})).await;
     let make = async |asked: Value| {
         registry
             .send(registry.request("POST", "/api/tokens").bearer_auth(&admin).body(asked.to_string()))
@@ -360,8 +362,8 @@ async fn environment_token_pushes_and_deletes_everywhere() {
 async fn token_without_role_keeps_push_and_delete() {
     let registry = start().await;
     registry.image("a", "v1").await;
-    let writer = made(&registry, json!({"name": "ci"})).await;
-    let reader = made(&registry, json!({"name": "puller", "readOnly": true})).await;
+    let writer = create_token(&registry, json!({"name": "ci"})).await;
+    let reader = create_token(&registry, json!({"name": "puller", "readOnly": true})).await;
     let dir = registry.end().await;
     let options = sqlx::sqlite::SqliteConnectOptions::new().filename(dir.path().join("registry.db"));
     let pool = sqlx::sqlite::SqlitePool::connect_with(options).await.unwrap();

@@ -142,7 +142,7 @@ fn request() -> impl Strategy<Value = Vec<u8>> {
 }
 
 /// Files outside of the directory, with all metadata that a change would affect.
-fn beside(world: &World) -> Vec<(PathBuf, String, u32, i64, i64)> {
+fn outside_files(world: &World) -> Vec<(PathBuf, String, u32, i64, i64)> {
     let outside = world.dir.path().join("outside");
     let mut all: Vec<_> = fs::read_dir(&outside).unwrap().map(|entry| entry.unwrap().path()).collect();
     all.push(outside);
@@ -186,7 +186,7 @@ proptest! {
             world.id(name);
         }
         world.open(2, 0).unwrap();
-        let before = beside(&world);
+        let before = outside_files(&world);
         let content = fs::read(world.root("file")).unwrap();
         for (message, dies) in &requests {
             let reply = world.server.answer(message);
@@ -196,7 +196,7 @@ proptest! {
             }
         }
         world.restart();
-        prop_assert_eq!(before, beside(&world));
+        prop_assert_eq!(before, outside_files(&world));
         prop_assert_eq!(forbidden(&world.root("")), Vec::<PathBuf>::new());
         prop_assert!(!read_only || fs::read(world.root("file")).unwrap() == content);
     }
@@ -205,12 +205,12 @@ proptest! {
     fn arbitrary_bytes_change_nothing_outside_the_root(messages in vec((0_u32..60, any::<u64>(), vec(any::<u8>(), 0..200)), 1..40)) {
         let mut world = World::new(false);
         world.id("dir/below");
-        let before = beside(&world);
+        let before = outside_files(&world);
         for (opcode, node, bytes) in &messages {
             let _ = world.server.answer(bytes);
             let _ = world.server.answer(&message(*opcode, *node, *node, &[bytes]));
             let _ = world.server.answer(&message(*opcode, *node, node % 8, &[bytes]));
         }
-        prop_assert_eq!(before, beside(&world));
+        prop_assert_eq!(before, outside_files(&world));
     }
 }

@@ -12,7 +12,7 @@ use super::*;
 /// First guest id: host ids 0 to 999 are mapped from here on.
 const FIRST: u32 = 100_000;
 
-fn mapped(world: &mut World) {
+fn map_owners(world: &mut World) {
     let ids = Some(IdMapping::new(FIRST, 1000).unwrap());
     world.server = SharedDirServer::open(SharedDirSpec { ids, ..spec(world.dir.path(), false) }).unwrap();
 }
@@ -23,7 +23,7 @@ fn owners_are_ids_of_the_namespace() {
         return coracle_testkit::tools::skip("only root gives files away");
     }
     let mut world = World::new(false);
-    mapped(&mut world);
+    map_owners(&mut world);
     for (on_host, in_guest) in [(0, FIRST), (7, FIRST + 7), (999, FIRST + 999), (1000, 65_534)] {
         chown(world.root("file"), Some(on_host), Some(on_host)).unwrap();
         let attr = world.lookup(ROOT, "file").unwrap().attr;
@@ -38,7 +38,7 @@ fn owners_are_ids_of_the_namespace() {
     ] {
         let chown = SetattrIn { valid: set::UID, uid, ..SetattrIn::default() };
         let answered = world.ask(Op::Setattr, file, &[chown.as_bytes()]);
-        assert_eq!(answered.map(|body| parsed::<AttrOut>(&body).attr.uid), want, "{why}");
+        assert_eq!(answered.map(|body| parse_body::<AttrOut>(&body).attr.uid), want, "{why}");
     }
     assert_eq!(world.root("file").metadata().unwrap().uid(), 3, "refused ones change nothing");
 }
@@ -49,7 +49,7 @@ fn directory_made_in_a_container_has_the_mapped_owner() {
         return coracle_testkit::tools::skip("only root gives files away");
     }
     let mut world = World::new(false);
-    mapped(&mut world);
+    map_owners(&mut world);
     for (why, name, maker, want) in [
         ("a user of the namespace", "by-user", FIRST + 5, 5),
         ("its root", "by-root", FIRST, 0),
@@ -62,7 +62,7 @@ fn directory_made_in_a_container_has_the_mapped_owner() {
         let header =
             InHeader { len, opcode, unique, node: ROOT, uid: maker, gid: maker, ..InHeader::default() };
         let answered = world.server.answer(&[header.as_bytes(), &body].concat()).unwrap();
-        let made: EntryOut = parsed(&result(&answered, unique).unwrap());
+        let made: EntryOut = parse_body(&result(&answered, unique).unwrap());
         let found = world.root(name).metadata().unwrap();
         assert_eq!((found.uid(), found.gid(), made.attr.uid), (want, want, FIRST + want), "{why}");
     }

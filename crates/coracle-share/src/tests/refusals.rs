@@ -208,7 +208,8 @@ fn fuse_version_negotiation_table() {
         (8, 0, Ok((7, 38))),
     ] {
         let asked = InitIn { major, minor, max_readahead: u32::MAX, flags: u32::MAX };
-        let told = world.ask(Op::Init, 0, &[asked.as_bytes(), &[0; 48]]).map(|body| parsed::<InitOut>(&body));
+        let told =
+            world.ask(Op::Init, 0, &[asked.as_bytes(), &[0; 48]]).map(|body| parse_body::<InitOut>(&body));
         assert_eq!(told.map(|out| (out.major, out.minor)), want);
         if let (Ok(out), 7) = (told, major) {
             assert_eq!((out.max_write, out.max_readahead), (128 * 1024, 128 * 1024));
@@ -242,11 +243,11 @@ fn open_files_beyond_the_limit_are_refused() {
     let numbers: Vec<u64> =
         (0..HANDLES_MAX).map(|_| handles.add(7, file(), OpenMode::Read).unwrap()).collect();
     assert_eq!(
-        (handles.room(), handles.add(7, file(), OpenMode::Read)),
+        (handles.check_room(), handles.add(7, file(), OpenMode::Read)),
         (Err(Errno::NFILE), Err(Errno::NFILE))
     );
     handles.close(numbers[0]);
     handles.add(7, file(), OpenMode::Read).unwrap();
     handles.clear();
-    assert_eq!(handles.room(), Ok(()));
+    assert_eq!(handles.check_room(), Ok(()));
 }

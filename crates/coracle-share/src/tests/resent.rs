@@ -4,10 +4,10 @@ use super::*;
 use crate::wire::{CreateIn, MkdirIn, SetxattrIn, WriteIn};
 
 /// Sends a request, restarts the daemon, sends the request again with the same number, and returns both answers.
-fn twice(world: &mut World, op: Op, node: u64, arguments: &[&[u8]]) -> [Result<usize, Errno>; 2] {
+fn ask_twice(world: &mut World, op: Op, node: u64, arguments: &[&[u8]]) -> [Result<usize, Errno>; 2] {
     let first = world.ask(op, node, arguments).map(|body| body.len());
     world.restart();
-    [first, world.again(op, node, arguments).map(|body| body.len())]
+    [first, world.resend(op, node, arguments).map(|body| body.len())]
 }
 
 #[test]
@@ -26,7 +26,7 @@ fn resent_request_is_applied_once() {
         (Op::Rename2, vec![&[1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0], b"moved\0", b"linked\0"]),
         (Op::Unlink, vec![b"moved\0"]),
     ] {
-        let [first, again] = twice(&mut world, op, ROOT, &arguments);
+        let [first, again] = ask_twice(&mut world, op, ROOT, &arguments);
         assert!(first.is_ok(), "{op:?} {first:?}");
         assert_eq!(first, again, "{op:?}");
     }
@@ -40,13 +40,13 @@ fn resent_request_is_applied_once() {
         (Op::Setxattr, vec![create.as_bytes(), b"user.x\0", b"1"]),
         (Op::Removexattr, vec![b"user.x\0".as_slice()]),
     ] {
-        assert_eq!(twice(&mut world, op, file, &arguments), [Ok(0), Ok(0)], "{op:?}");
+        assert_eq!(ask_twice(&mut world, op, file, &arguments), [Ok(0), Ok(0)], "{op:?}");
     }
 
     let fh = world.open(file, 0o2001).unwrap();
     let append = WriteIn { fh, size: 1, flags: 0o2001, ..WriteIn::default() };
     for _ in 0..2 {
-        assert_eq!(twice(&mut world, Op::Write, file, &[append.as_bytes(), b"+"]), [Ok(8), Ok(8)]);
+        assert_eq!(ask_twice(&mut world, Op::Write, file, &[append.as_bytes(), b"+"]), [Ok(8), Ok(8)]);
     }
     assert_eq!(fs::read_to_string(world.root("file")).unwrap(), "content++");
 }
@@ -56,5 +56,5 @@ fn resent_refused_request_is_tried_again() {
     let mut world = World::new(false);
     assert_eq!(world.ask(Op::Rmdir, ROOT, &[b"dir\0"]), Err(Errno::NOTEMPTY));
     fs::remove_file(world.root("dir/below")).unwrap();
-    assert_eq!(world.again(Op::Rmdir, ROOT, &[b"dir\0"]), Ok(vec![]));
+    assert_eq!(world.resend(Op::Rmdir, ROOT, &[b"dir\0"]), Ok(vec![]));
 }

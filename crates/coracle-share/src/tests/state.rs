@@ -12,7 +12,7 @@ fn ident(inode: u64) -> Ident {
     Ident { device: 1, inode, born: inode }
 }
 
-fn met(nodes: &mut Nodes, parent: u64, name: &str, inode: u64, directory: bool) -> u64 {
+fn look_up(nodes: &mut Nodes, parent: u64, name: &str, inode: u64, directory: bool) -> u64 {
     let (id, changes) = nodes.look_up(parent, name.as_bytes(), ident(inode), directory).unwrap();
     changes.iter().for_each(|change| nodes.apply(change));
     id
@@ -32,49 +32,49 @@ fn sorted(nodes: &Nodes) -> Vec<String> {
 #[test]
 fn node_names_follow_links_and_renames() {
     let mut nodes = Nodes::default();
-    let dir = met(&mut nodes, ROOT, "dir", 10, true);
-    let file = met(&mut nodes, dir, "file", 11, false);
-    assert_eq!((dir, file, met(&mut nodes, dir, "file", 11, false)), (2, 3, 3), "one id an inode");
-    met(&mut nodes, ROOT, "link", 11, false);
+    let dir = look_up(&mut nodes, ROOT, "dir", 10, true);
+    let file = look_up(&mut nodes, dir, "file", 11, false);
+    assert_eq!((dir, file, look_up(&mut nodes, dir, "file", 11, false)), (2, 3, 3), "one id an inode");
+    look_up(&mut nodes, ROOT, "link", 11, false);
     assert_eq!(paths(&nodes, file), ["link", "dir/file"], "the latest first");
     let apply =
         |nodes: &mut Nodes, changes: Vec<Change>| changes.iter().for_each(|change| nodes.apply(change));
-    let changes = nodes.renamed((ROOT, b"dir"), (ROOT, b"moved"), false);
+    let changes = nodes.rename_changes((ROOT, b"dir"), (ROOT, b"moved"), false);
     apply(&mut nodes, changes);
     assert_eq!(paths(&nodes, file), ["link", "moved/file"]);
-    let other = met(&mut nodes, ROOT, "other", 12, false);
-    let changes = nodes.renamed((ROOT, b"other"), (dir, b"file"), true);
+    let other = look_up(&mut nodes, ROOT, "other", 12, false);
+    let changes = nodes.rename_changes((ROOT, b"other"), (dir, b"file"), true);
     apply(&mut nodes, changes);
     assert_eq!(
         (paths(&nodes, file), paths(&nodes, other)),
         (vec!["other".into(), "link".into()], vec!["moved/file".into()])
     );
-    let changes = nodes.renamed((dir, b"file"), (ROOT, b"link"), false);
+    let changes = nodes.rename_changes((dir, b"file"), (ROOT, b"link"), false);
     apply(&mut nodes, changes);
     assert_eq!(
         (paths(&nodes, file), paths(&nodes, other)),
         (vec!["other".to_owned()], vec!["link".to_owned()])
     );
-    assert_eq!(nodes.renamed((ROOT, b"link"), (ROOT, b"link"), false), []);
+    assert_eq!(nodes.rename_changes((ROOT, b"link"), (ROOT, b"link"), false), []);
     // The host has replaced the inode of the name.
-    let newer = met(&mut nodes, ROOT, "other", 13, false);
+    let newer = look_up(&mut nodes, ROOT, "other", 13, false);
     assert_eq!((newer, paths(&nodes, file)), (5, vec![]));
     // A directory has only one name.
-    met(&mut nodes, ROOT, "again", 10, true);
+    look_up(&mut nodes, ROOT, "again", 10, true);
     assert_eq!(paths(&nodes, dir), ["again"]);
 }
 
 #[test]
 fn node_is_kept_while_referenced_or_a_parent() {
     let mut nodes = Nodes::default();
-    let dir = met(&mut nodes, ROOT, "dir", 10, true);
-    let file = met(&mut nodes, dir, "file", 11, false);
-    met(&mut nodes, dir, "file", 11, false);
+    let dir = look_up(&mut nodes, ROOT, "dir", 10, true);
+    let file = look_up(&mut nodes, dir, "file", 11, false);
+    look_up(&mut nodes, dir, "file", 11, false);
     for (id, count, left) in [(dir, 1, 2), (file, 1, 2), (99, 1, 2), (file, 1, 0)] {
         nodes.apply(&Change::Forgotten { id, count });
         assert_eq!(nodes.count(), left);
     }
-    assert_eq!(met(&mut nodes, ROOT, "dir", 10, true), 4, "an id is never given twice");
+    assert_eq!(look_up(&mut nodes, ROOT, "dir", 10, true), 4, "an id is never given twice");
     nodes.apply(&Change::Forgotten { id: 4, count: u64::MAX });
     assert_eq!(nodes.count(), 0);
 }
@@ -83,19 +83,19 @@ fn node_is_kept_while_referenced_or_a_parent() {
 fn names_and_ids_are_bounded() {
     let mut nodes = Nodes::default();
     for n in 0..100 {
-        met(&mut nodes, ROOT, &format!("link{n}"), 1, false);
+        look_up(&mut nodes, ROOT, &format!("link{n}"), 1, false);
     }
     assert_eq!(paths(&nodes, 2).len(), 16);
     assert_eq!(paths(&nodes, 2)[0], "link99");
     for n in 2..=NODES_MAX as u64 {
-        met(&mut nodes, ROOT, &format!("n{n}"), n, false);
+        look_up(&mut nodes, ROOT, &format!("n{n}"), n, false);
     }
     assert_eq!(nodes.look_up(ROOT, b"more", ident(u64::MAX), false), None);
-    met(&mut nodes, ROOT, "crowded", 5, false);
+    look_up(&mut nodes, ROOT, "crowded", 5, false);
     assert_eq!(paths(&nodes, 6), ["crowded"], "a second name is too many");
     let depth = {
         let mut nodes = Nodes::default();
-        let deep = (0..3000).fold(ROOT, |parent, n| met(&mut nodes, parent, "d", 10 + n, true));
+        let deep = (0..3000).fold(ROOT, |parent, n| look_up(&mut nodes, parent, "d", 10 + n, true));
         paths(&nodes, deep)
     };
     assert_eq!(depth, Vec::<String>::new());
@@ -157,10 +157,10 @@ fn unwritable_table_keeps_serving_and_recovers() {
     table.clear(); // tries to rewrite the file and fails
     let (id, changes) = table.nodes().look_up(ROOT, b"file", ident(1), false).unwrap();
     table.commit(&changes);
-    assert!(table.nodes().knows(id));
+    assert!(table.nodes().contains(id));
     fs::create_dir(dir.path().join("state")).unwrap();
     table.commit(&[Change::LookupAdded { id, count: 1 }]);
-    assert!(Table::open(path).unwrap().nodes().knows(id), "it is made good when it can be");
+    assert!(Table::open(path).unwrap().nodes().contains(id), "it is made good when it can be");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use super::*;
 use crate::wire::{AccessIn, MkdirIn, SetattrIn, set};
 
 /// Directory whose `dir` is another file system. The server is opened before or after that is mounted (`before`).
-fn mounted(read_only: bool, submounts: Submounts, before: bool) -> World {
+fn world_with_submount(read_only: bool, submounts: Submounts, before: bool) -> World {
     let mut world = World::new(false);
     let open = |world: &World| {
         let spec = SharedDirSpec { submounts, ..spec(world.dir.path(), read_only) };
@@ -33,7 +33,7 @@ fn end(world: World) {
 #[test]
 fn writable_submount_of_a_read_only_directory_is_written() {
     netns::run(|| async {
-        let mut world = mounted(true, Submounts { writable: true, private: false }, false);
+        let mut world = world_with_submount(true, Submounts { writable: true, private: false }, false);
         let (dir, file, flag) = (world.id("dir"), world.id("file"), world.id("dir/flag"));
         let make = [MkdirIn { mode: 0o755, umask: 0 }.as_bytes(), b"new\0"].concat();
         let mode = SetattrIn { valid: set::MODE, mode: 0o600, ..SetattrIn::default() };
@@ -53,7 +53,7 @@ fn writable_submount_of_a_read_only_directory_is_written() {
         assert_eq!(world.open(file, 1), Err(Errno::ROFS));
         world.open(flag, 1).unwrap();
         end(world);
-        let mut world = mounted(true, Submounts::default(), false);
+        let mut world = world_with_submount(true, Submounts::default(), false);
         let dir = world.id("dir");
         assert_eq!(
             world.ask(Op::Mkdir, dir, &[&make]).map(drop),
@@ -70,7 +70,7 @@ fn private_directory_shows_no_later_mount() {
         for (private, before, seen) in
             [(true, true, false), (true, false, true), (false, true, true), (false, false, true)]
         {
-            let mut world = mounted(false, Submounts { private, writable: false }, before);
+            let mut world = world_with_submount(false, Submounts { private, writable: false }, before);
             let dir = world.id("dir");
             let found = world.lookup(dir, "flag").map(drop);
             let want = if seen { Ok(()) } else { Err(Errno::NOENT) };

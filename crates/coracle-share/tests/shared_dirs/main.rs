@@ -13,7 +13,7 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::time::Duration;
 
 use coracle_testkit::eventually_blocking;
-use mount::{MountOptions, on_a_mount};
+use mount::{MountOptions, run_on_mount};
 use rustix::io::Errno;
 
 /// Time limit for the guest to see a change of the host; the guest caches for a second.
@@ -25,37 +25,37 @@ fn errno<T: std::fmt::Debug>(result: std::io::Result<T>) -> Errno {
 
 #[test]
 fn file_operations_reach_the_host() {
-    on_a_mount(MountOptions::default(), work::files);
+    run_on_mount(MountOptions::default(), work::files);
 }
 
 #[test]
 fn large_file_round_trips() {
-    on_a_mount(MountOptions::default(), |m| work::big(m, 8 << 20));
+    run_on_mount(MountOptions::default(), |m| work::check_big_file(m, 8 << 20));
 }
 
 #[test]
 fn shared_mapping_is_written_back() {
-    on_a_mount(MountOptions::default(), work::mapped);
+    run_on_mount(MountOptions::default(), work::check_mapped_file);
 }
 
 #[test]
 fn directory_of_5000_entries_is_listed() {
-    on_a_mount(MountOptions::default(), |m| work::listing(m, 5000));
+    run_on_mount(MountOptions::default(), |m| work::listing(m, 5000));
 }
 
 #[test]
 fn attributes_reach_the_host() {
-    on_a_mount(MountOptions::default(), work::attributes);
+    run_on_mount(MountOptions::default(), work::attributes);
 }
 
 #[test]
 fn concurrent_appends_and_renames_lose_nothing() {
-    on_a_mount(MountOptions::default(), work::crowd);
+    run_on_mount(MountOptions::default(), work::check_concurrent_writers);
 }
 
 #[test]
 fn removed_file_stays_usable_while_open() {
-    on_a_mount(MountOptions::default(), |m| {
+    run_on_mount(MountOptions::default(), |m| {
         let path = m.guest.join("gone");
         let mut file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
         file.write_all(b"before ").unwrap();
@@ -74,7 +74,7 @@ fn removed_file_stays_usable_while_open() {
 
 #[test]
 fn host_changes_become_visible_in_the_guest() {
-    on_a_mount(MountOptions::default(), |m| {
+    run_on_mount(MountOptions::default(), |m| {
         let seen = |what: &str, look: &dyn Fn() -> bool| {
             eventually_blocking(SEEN, what, || look().then_some(())).unwrap();
         };
@@ -111,7 +111,7 @@ fn host_changes_become_visible_in_the_guest() {
 
 #[test]
 fn read_only_shared_dir_refuses_changes() {
-    on_a_mount(MountOptions { read_only: true, ..MountOptions::default() }, |m| {
+    run_on_mount(MountOptions { read_only: true, ..MountOptions::default() }, |m| {
         fs::write(m.host.join("file"), "as it is").unwrap();
         fs::create_dir(m.host.join("folder")).unwrap();
         let file = m.guest.join("file");
@@ -153,7 +153,7 @@ fn read_only_shared_dir_refuses_changes() {
 #[test]
 fn files_that_an_overlay_copies_up_stay_the_same() {
     for dies_every in [None, Some(4)] {
-        on_a_mount(MountOptions { overlay: Some("file"), dies_every, ..MountOptions::default() }, |m| {
+        run_on_mount(MountOptions { overlay: Some("file"), dies_every, ..MountOptions::default() }, |m| {
             let path = m.guest.join("file");
             let reader = File::open(&path).unwrap();
             assert_eq!(fs::read_to_string(&path).unwrap(), "lower");
@@ -175,7 +175,7 @@ fn files_that_an_overlay_copies_up_stay_the_same() {
 
 #[test]
 fn links_to_outside_are_not_followed_on_the_host() {
-    on_a_mount(MountOptions::default(), |m| {
+    run_on_mount(MountOptions::default(), |m| {
         let outside = m.host.parent().unwrap().join("outside");
         symlink(outside.join("secret"), m.host.join("absolute")).unwrap();
         symlink("../outside/secret", m.host.join("relative")).unwrap();

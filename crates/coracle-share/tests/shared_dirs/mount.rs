@@ -71,7 +71,7 @@ impl Mount<'_> {
 
 /// Runs `body` while the directory `host` is mounted as `guest`. Next to it is a directory `outside` with a file `secret` that
 /// the daemon can see and the guest cannot.
-pub(crate) fn on_a_mount(options: MountOptions, body: impl FnOnce(&Mount<'_>) + Send) {
+pub(crate) fn run_on_mount(options: MountOptions, body: impl FnOnce(&Mount<'_>) + Send) {
     let Some(netns) = Netns::new_or_skip() else { return };
     let fuse = match File::options().read(true).write(true).open("/dev/fuse") {
         Ok(fuse) => fuse,

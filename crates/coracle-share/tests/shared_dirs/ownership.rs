@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Command;
 
-use crate::mount::{MountOptions, on_a_mount};
+use crate::mount::{MountOptions, run_on_mount};
 use crate::work;
 
 const USER: u32 = 12_345;
@@ -26,7 +26,7 @@ fn owner(path: impl AsRef<Path>) -> (u32, u32) {
 
 #[test]
 fn files_belong_to_the_guest_user_who_made_them() {
-    on_a_mount(MountOptions::default(), |m| {
+    run_on_mount(MountOptions::default(), |m| {
         fs::set_permissions(&m.host, Permissions::from_mode(0o777)).unwrap();
         assert!(shell(
             &m.guest,
@@ -46,7 +46,7 @@ fn files_belong_to_the_guest_user_who_made_them() {
 
 #[test]
 fn guest_kernel_checks_permissions() {
-    on_a_mount(MountOptions::default(), |m| {
+    run_on_mount(MountOptions::default(), |m| {
         fs::write(m.host.join("private"), "x").unwrap();
         fs::set_permissions(m.host.join("private"), Permissions::from_mode(0o600)).unwrap();
         for line in
@@ -60,7 +60,7 @@ fn guest_kernel_checks_permissions() {
 
 #[test]
 fn set_gid_directory_passes_its_group_on() {
-    on_a_mount(MountOptions::default(), |m| {
+    run_on_mount(MountOptions::default(), |m| {
         chown(&m.host, None, Some(999)).unwrap();
         fs::set_permissions(&m.host, Permissions::from_mode(0o2777)).unwrap();
         assert!(shell(&m.guest, "echo x > file; mkdir directory"));
@@ -71,7 +71,7 @@ fn set_gid_directory_passes_its_group_on() {
 
 #[test]
 fn write_clears_set_id_bits() {
-    on_a_mount(MountOptions::default(), |m| {
+    run_on_mount(MountOptions::default(), |m| {
         fs::write(m.host.join("program"), "x").unwrap();
         fs::set_permissions(m.host.join("program"), Permissions::from_mode(0o6755)).unwrap();
         assert_eq!(fs::metadata(m.guest.join("program")).unwrap().mode() & 0o7777, 0o6755);
@@ -82,7 +82,7 @@ fn write_clears_set_id_bits() {
 
 #[test]
 fn unprivileged_daemon_owns_new_files() {
-    on_a_mount(MountOptions { daemon: Some(USER), ..MountOptions::default() }, |m| {
+    run_on_mount(MountOptions { daemon: Some(USER), ..MountOptions::default() }, |m| {
         work::files(m);
         work::attributes(m);
         fs::write(m.guest.join("file"), "by the guest's root").unwrap();

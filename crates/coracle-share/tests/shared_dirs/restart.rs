@@ -6,12 +6,12 @@ use std::os::unix::fs::FileExt as _;
 
 use rustix::io::Errno;
 
-use crate::mount::{MountOptions, on_a_mount};
+use crate::mount::{MountOptions, run_on_mount};
 use crate::{errno, work};
 
 #[test]
 fn open_files_and_directories_survive_a_restart() {
-    on_a_mount(MountOptions::default(), |m| {
+    run_on_mount(MountOptions::default(), |m| {
         fs::create_dir_all(m.guest.join("dir/sub")).unwrap();
         let mut log = File::options().append(true).create(true).open(m.guest.join("dir/log")).unwrap();
         let both = File::options()
@@ -59,7 +59,7 @@ fn open_files_and_directories_survive_a_restart() {
 
 #[test]
 fn handle_of_removed_name_survives_by_hard_link() {
-    on_a_mount(MountOptions::default(), |m| {
+    run_on_mount(MountOptions::default(), |m| {
         fs::write(m.guest.join("first"), "content").unwrap();
         fs::hard_link(m.guest.join("first"), m.guest.join("second")).unwrap();
         let mut file = File::open(m.guest.join("first")).unwrap();
@@ -73,7 +73,7 @@ fn handle_of_removed_name_survives_by_hard_link() {
 
 #[test]
 fn handle_of_unlinked_file_is_stale_after_restart() {
-    on_a_mount(MountOptions::default(), |m| {
+    run_on_mount(MountOptions::default(), |m| {
         let file =
             File::options().read(true).write(true).create_new(true).open(m.guest.join("gone")).unwrap();
         file.write_all_at(b"x", 0).unwrap();
@@ -87,7 +87,7 @@ fn handle_of_unlinked_file_is_stale_after_restart() {
 
 #[test]
 fn torn_table_is_read_to_the_last_whole_line() {
-    on_a_mount(MountOptions::default(), |m| {
+    run_on_mount(MountOptions::default(), |m| {
         fs::create_dir(m.guest.join("dir")).unwrap();
         let file = File::create_new(m.guest.join("dir/file")).unwrap();
         for torn in ["looked 2", "named 3 2 fi", "n"] {
@@ -104,14 +104,19 @@ fn torn_table_is_read_to_the_last_whole_line() {
 #[test]
 fn daemon_restarts_with_lost_replies_are_transparent() {
     for every in [2, 3, 7] {
-        on_a_mount(MountOptions { dies_every: Some(every), ..MountOptions::default() }, |m| {
+        run_on_mount(MountOptions { dies_every: Some(every), ..MountOptions::default() }, |m| {
             work::files(m);
             work::attributes(m);
             assert!(m.messages() > 100);
         });
     }
-    on_a_mount(MountOptions { dies_every: Some(11), ..MountOptions::default() }, work::crowd);
-    on_a_mount(MountOptions { dies_every: Some(9), ..MountOptions::default() }, |m| work::big(m, 2 << 20));
-    on_a_mount(MountOptions { dies_every: Some(31), ..MountOptions::default() }, |m| work::listing(m, 300));
-    on_a_mount(MountOptions { dies_every: Some(5), ..MountOptions::default() }, work::mapped);
+    run_on_mount(
+        MountOptions { dies_every: Some(11), ..MountOptions::default() },
+        work::check_concurrent_writers,
+    );
+    run_on_mount(MountOptions { dies_every: Some(9), ..MountOptions::default() }, |m| {
+        work::check_big_file(m, 2 << 20)
+    });
+    run_on_mount(MountOptions { dies_every: Some(31), ..MountOptions::default() }, |m| work::listing(m, 300));
+    run_on_mount(MountOptions { dies_every: Some(5), ..MountOptions::default() }, work::check_mapped_file);
 }

@@ -100,7 +100,7 @@ pub(crate) fn files(m: &Mount<'_>) {
 }
 
 /// Copies a file of `len` bytes and compares digests; then tests holes, preallocation and copies within the kernel.
-pub(crate) fn big(m: &Mount<'_>, len: usize) {
+pub(crate) fn check_big_file(m: &Mount<'_>, len: usize) {
     let mut data = vec![0; len];
     rand::rngs::StdRng::seed_from_u64(7).fill(&mut data[..]);
     let digest = Sha256::digest(&data);
@@ -127,7 +127,7 @@ pub(crate) fn big(m: &Mount<'_>, len: usize) {
 
 /// Runs a program from the directory, and checks that a shared mapping of a file is written back.
 #[expect(unsafe_code, reason = "mmap(2)")]
-pub(crate) fn mapped(m: &Mount<'_>) {
+pub(crate) fn check_mapped_file(m: &Mount<'_>) {
     const LEN: usize = 64 * 1024;
     let text: Vec<u8> = (0..LEN).map(|at| b'a' + u8::try_from(at % 26).unwrap()).collect();
     fs::write(m.guest.join("map"), &text).unwrap();
@@ -228,7 +228,7 @@ pub(crate) fn attributes(m: &Mount<'_>) {
 }
 
 /// Runs several programs in the same directories, which append to the same file.
-pub(crate) fn crowd(m: &Mount<'_>) {
+pub(crate) fn check_concurrent_writers(m: &Mount<'_>) {
     const CROWD: usize = 6;
     const LINES: usize = 40;
     thread::scope(|scope| {

@@ -38,7 +38,7 @@ enum ConnectionError {
 pub(crate) type Incoming = mpsc::Receiver<Pending>;
 
 /// Serves a connection from its first frame to its end. The future of `session` is dropped when the client disconnects; it must
-/// return soon after [`Activity::interrupted`].
+/// return soon after [`Activity::wait_for_interruption`].
 pub(crate) async fn serve<C, F>(
     connection: C,
     limits: &Limits,
@@ -92,7 +92,7 @@ pub(crate) async fn serve<C, F>(
     let written = async {
         let Ok(Ok(mut write)) = timeout(limits.last_message, writer).await else { return };
         if reading {
-            activity.lingered(limits.linger).await;
+            activity.linger_until_quiet(limits.linger).await;
         }
         let _either = timeout(limits.last_message, write.shutdown()).await;
     };
@@ -196,7 +196,7 @@ impl Reader {
             Arrival::Discard => {}
             Arrival::Answer(status) => {
                 self.outbox.check()?;
-                self.answer(id, status);
+                self.reset_stream(id, status);
             }
         }
         Ok(())
@@ -211,7 +211,7 @@ impl Reader {
     ) -> Result<(), BlockError> {
         let headers = self.inflater.headers(block)?;
         if let Err(status) = self.table.admit(id) {
-            self.answer(id, status);
+            self.reset_stream(id, status);
             return Ok(());
         }
         *self.last.lock() = id;
@@ -237,7 +237,7 @@ impl Reader {
     }
 
     /// Resets a stream with this status, open or not.
-    fn answer(&mut self, id: StreamId, status: Reset) {
+    fn reset_stream(&mut self, id: StreamId, status: Reset) {
         self.close(id);
         self.outbox.control(Frame::RstStream { id, status: status as u32 }.encode());
     }

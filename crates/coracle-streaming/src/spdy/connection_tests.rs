@@ -4,7 +4,7 @@ use tokio::io::DuplexStream;
 use tokio::time::Instant;
 
 use super::*;
-use crate::spdy::peer::{Peer, connected};
+use crate::spdy::peer::{Peer, serve_peer};
 
 /// Echoes each stream until the client opens no more.
 async fn echo(mut incoming: Incoming, _outbox: Outbox<Bytes>, _activity: Activity) {
@@ -25,7 +25,7 @@ const DATA: [(&str, &str); 1] = [("streamtype", "data")];
 
 #[tokio::test]
 async fn streams_are_answered_and_end_with_the_connection() {
-    let rest = connected(Limits::default(), echo, async |mut peer| {
+    let rest = serve_peer(Limits::default(), echo, async |mut peer| {
         peer.open(1, &DATA).await;
         peer.data(1, false, b"one").await;
         peer.expect(&["reply 1", "1:one"]).await;
@@ -41,7 +41,7 @@ async fn streams_are_answered_and_end_with_the_connection() {
 
 #[tokio::test]
 async fn control_frames_are_answered_as_they_ask() {
-    connected(Limits::default(), echo, async |mut peer| {
+    serve_peer(Limits::default(), echo, async |mut peer| {
         peer.send(Frame::Ping { id: 2 }).await;
         peer.send(Frame::Ping { id: 3 }).await;
         peer.expect(&["ping 3"]).await;
@@ -67,7 +67,7 @@ async fn control_frames_are_answered_as_they_ask() {
 /// The header block of a refused stream must be inflated, because it changes the state of the compression.
 #[tokio::test]
 async fn blocks_of_refused_streams_are_inflated() {
-    connected(Limits::default(), echo, async |mut peer| {
+    serve_peer(Limits::default(), echo, async |mut peer| {
         for id in [2, 4, 6] {
             peer.open(id, &[("streamtype", "something rather long")]).await;
             assert_eq!(peer.next().await, Some(format!("reset {id} 1")));
@@ -89,7 +89,7 @@ async fn data_before_the_reply_are_kept() {
         drop(stream);
         echo(incoming, outbox, activity).await;
     };
-    connected(Limits::default(), session, async |mut peer| {
+    serve_peer(Limits::default(), session, async |mut peer| {
         peer.open(1, &DATA).await;
         peer.data(1, true, b"early").await;
         peer.send(Frame::Ping { id: 1 }).await;
@@ -113,7 +113,7 @@ async fn blocked_input_does_not_stop_other_streams_or_pings() {
         assert_eq!(read, 4 * 1024);
     };
     let limits = Limits { input_max: 4 * 1024, ..Limits::default() };
-    connected(limits, session, async |mut peer| {
+    serve_peer(limits, session, async |mut peer| {
         peer.open(1, &DATA).await;
         peer.open(3, &DATA).await;
         peer.data(1, false, &[b'x'; 4 * 1024]).await;
@@ -141,13 +141,13 @@ async fn blocked_input_does_not_stop_other_streams_or_pings() {
 async fn reset_of_the_client_ends_both_halves() {
     let session = async |mut incoming: Incoming, _outbox, _activity| {
         let mut stream = incoming.recv().await.unwrap().accept().unwrap();
-        stream.gone().cancelled().await;
+        stream.reset_token().cancelled().await;
         let mut rest = Vec::new();
         stream.input.read_to_end(&mut rest).await.unwrap();
         assert_eq!(rest, b"before");
         assert!(stream.output.write_all(b"after").await.is_err());
     };
-    connected(Limits::default(), session, async |mut peer| {
+    serve_peer(Limits::default(), session, async |mut peer| {
         peer.open(1, &DATA).await;
         peer.expect(&["reply 1"]).await;
         peer.data(1, false, b"before").await;
@@ -165,7 +165,7 @@ async fn protocol_errors_end_the_connection() {
         ("a huge block", b"\x80\x03\x00\x01\x00\xff\xff\xff"),
     ];
     for (why, bytes) in hostile {
-        let rest = connected(Limits::default(), echo, async |mut peer| {
+        let rest = serve_peer(Limits::default(), echo, async |mut peer| {
             peer.open(1, &DATA).await;
             peer.expect(&["reply 1"]).await;
             peer.raw(bytes).await;
@@ -178,7 +178,7 @@ async fn protocol_errors_end_the_connection() {
 
 #[tokio::test]
 async fn client_that_reads_no_replies_is_disconnected() {
-    connected(Limits::default(), echo, async |mut peer| {
+    serve_peer(Limits::default(), echo, async |mut peer| {
         let ping = Frame::Ping { id: 1 }.encode().repeat(1000);
         // The replies fill the pipe, and then the queue.
         while peer.try_raw(&ping).await.is_ok() {}
@@ -189,7 +189,7 @@ async fn client_that_reads_no_replies_is_disconnected() {
 #[tokio::test]
 async fn streams_beyond_the_limit_are_refused() {
     let limits = Limits { streams_max: 2, ..Limits::default() };
-    connected(limits, echo, async |mut peer| {
+    serve_peer(limits, echo, async |mut peer| {
         for id in [1, 3, 5] {
             peer.open(id, &DATA).await;
         }
@@ -215,7 +215,7 @@ async fn session_is_dropped_when_the_client_is_gone() {
         let _dropped = Dropped(Some(sender));
         std::future::pending::<()>().await;
     };
-    connected(Limits::default(), session, async |peer| drop(peer)).await;
+    serve_peer(Limits::default(), session, async |peer| drop(peer)).await;
     dropped.await.unwrap();
 }
 
@@ -224,13 +224,13 @@ async fn session_is_dropped_when_the_client_is_gone() {
 async fn connection_lingers_until_the_client_closes_it() {
     let start = Instant::now();
     let done = async |_incoming, _outbox, _activity| {};
-    connected(Limits::default(), done, async |mut peer| {
+    serve_peer(Limits::default(), done, async |mut peer| {
         peer.expect(&["goaway 0 0"]).await;
         peer.data(1, false, b"late").await;
     })
     .await;
     assert_eq!(start.elapsed(), Duration::ZERO, "the client closed it");
     let client = async |mut peer: Peer<DuplexStream>| peer.rest().await;
-    assert_eq!(connected(Limits::default(), done, client).await, ["goaway 0 0"]);
+    assert_eq!(serve_peer(Limits::default(), done, client).await, ["goaway 0 0"]);
     assert_eq!(start.elapsed(), Limits::default().linger);
 }

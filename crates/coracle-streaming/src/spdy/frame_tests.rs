@@ -12,7 +12,7 @@ fn decode(bytes: &[u8]) -> Result<Vec<Frame>, FrameError> {
 
 /// Joins the parts of data frames. Frame ends without `fin` are not visible, so that adjacent frames of a stream are joined as
 /// well.
-fn joined(frames: Vec<Frame>) -> Vec<Frame> {
+fn join_frames(frames: Vec<Frame>) -> Vec<Frame> {
     let mut all: Vec<Frame> = Vec::new();
     for frame in frames {
         match (all.last_mut(), frame) {
@@ -138,7 +138,7 @@ proptest! {
             }
         }
         prop_assert!(input.is_empty());
-        prop_assert_eq!(joined(got), joined(frames));
+        prop_assert_eq!(join_frames(got), join_frames(frames));
     }
 
     #[test]

@@ -64,7 +64,7 @@ fn hostile_blocks_are_refused() {
         ("no text", plain(&[0, 0, 0, 1, 0, 0, 0, 1, 0xff, 0, 0, 0, 0]), wrong("not UTF-8")),
         ("another dictionary", hex::decode("78f900000001").unwrap(), BlockError::Compression),
         ("no zlib", b"streamtype".to_vec(), BlockError::Compression),
-        ("a stream that ends", Deflater::new().finished(), BlockError::Finished),
+        ("a stream that ends", Deflater::new().finish_compression(), BlockError::Finished),
     ] {
         assert_eq!(Inflater::new().headers(&bytes), Err(want), "{why}");
     }

@@ -38,7 +38,7 @@ impl Deflater {
     }
 
     /// Returns a block that ends the zlib stream.
-    pub(crate) fn finished(&mut self) -> Vec<u8> {
+    pub(crate) fn finish_compression(&mut self) -> Vec<u8> {
         self.compress(&[0; 4], FlushCompress::Finish)
     }
 
@@ -52,7 +52,7 @@ impl Deflater {
 }
 
 /// Serves `session` to the simulated `client`, until both return.
-pub(crate) async fn connected<S, C>(
+pub(crate) async fn serve_peer<S, C>(
     limits: Limits,
     session: impl FnOnce(Incoming, Outbox<Bytes>, Activity) -> S,
     client: impl FnOnce(Peer<DuplexStream>) -> C,
@@ -111,7 +111,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Peer<C> {
     pub(crate) async fn next(&mut self) -> Option<String> {
         loop {
             if let Some(frame) = self.decoder.next(&mut self.input).unwrap() {
-                return Some(self.shown(frame));
+                return Some(self.format_frame(frame));
             }
             self.input.reserve(1 << 16); // enough room for whole frames
             if self.connection.read_buf(&mut self.input).await.unwrap_or(0) == 0 {
@@ -136,7 +136,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Peer<C> {
         all
     }
 
-    fn shown(&mut self, frame: Frame) -> String {
+    fn format_frame(&mut self, frame: Frame) -> String {
         match frame {
             Frame::Data { id, fin, payload } => {
                 let text = String::from_utf8_lossy(&payload);

@@ -106,7 +106,7 @@ impl Pairs {
     }
 
     /// Returns when the time of a waiting stream is over. Cancel-safe.
-    async fn expired(&self) {
+    async fn wait_for_expiry(&self) {
         match self.waiting.values().map(|first| first.end).min() {
             Some(end) => sleep_until(end).await,
             None => std::future::pending().await,
@@ -131,8 +131,8 @@ pub(crate) async fn serve(dial: Arc<dyn Dial>, time: Duration, mut incoming: Inc
                 None => open = false,
             },
             Some(_) = connections.join_next(), if !connections.is_empty() => {}
-            () = pairs.expired() => pairs.expire(),
-            _interruption = activity.interrupted() => return,
+            () = pairs.wait_for_expiry() => pairs.expire(),
+            _interruption = activity.wait_for_interruption() => return,
         }
     }
 }
@@ -141,7 +141,7 @@ pub(crate) async fn serve(dial: Arc<dyn Dial>, time: Duration, mut incoming: Inc
 /// when it reads text on an error stream.
 async fn forward(pair: Pair, dial: Arc<dyn Dial>) {
     let Pair { error, data, port } = pair;
-    let gone = data.gone();
+    let gone = data.reset_token();
     let Stream { output: error, .. } = error;
     let connection = tokio::select! {
         connection = dial.dial(port) => connection,

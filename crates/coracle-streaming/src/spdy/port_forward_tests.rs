@@ -7,7 +7,7 @@ use super::*;
 use crate::forward::Connection;
 use crate::limits::Limits;
 use crate::spdy::header_block::Inflater;
-use crate::spdy::peer::{Deflater, Peer, connected};
+use crate::spdy::peer::{Deflater, Peer, serve_peer};
 
 fn headers(all: &[(&str, &str)]) -> Headers {
     let all: Vec<_> = all.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
@@ -48,23 +48,23 @@ impl Dial for Ports {
                 let (near, far) = tokio::io::duplex(1);
                 Ok(Box::new(tokio::io::join(near.take(1), far)))
             }
-            8 => Ok(Box::new(tokio::io::join(broken(), tokio::io::sink()))),
+            8 => Ok(Box::new(tokio::io::join(failing_reader(), tokio::io::sink()))),
             _ => Err("connection refused".to_owned()),
         }
     }
 }
 
 /// Returns a reader that fails.
-fn broken() -> impl tokio::io::AsyncRead + Send + Unpin {
+fn failing_reader() -> impl tokio::io::AsyncRead + Send + Unpin {
     tokio_util::io::StreamReader::new(futures_util::stream::iter([Err::<bytes::Bytes, _>(io::Error::from(
         io::ErrorKind::ConnectionReset,
     ))]))
 }
 
-async fn served<C: Future>(client: impl FnOnce(Peer<DuplexStream>) -> C) -> C::Output {
+async fn serve_client<C: Future>(client: impl FnOnce(Peer<DuplexStream>) -> C) -> C::Output {
     let limits = Limits::default();
     let time = limits.stream_creation;
-    connected(limits, |incoming, _outbox, activity| serve(Arc::new(Ports), time, incoming, activity), client)
+    serve_peer(limits, |incoming, _outbox, activity| serve(Arc::new(Ports), time, incoming, activity), client)
         .await
 }
 
@@ -77,7 +77,7 @@ async fn open(peer: &mut Peer<DuplexStream>, id: u32, words: &str) {
 #[tokio::test]
 async fn pairs_of_new_and_old_clients_are_forwarded() {
     for (error, data) in [("error 7 5", "data 7 5"), ("error 7", "data 7")] {
-        served(async |mut peer| {
+        serve_client(async |mut peer| {
             open(&mut peer, 1, error).await;
             peer.data(1, true, b"").await;
             open(&mut peer, 3, data).await;
@@ -89,8 +89,8 @@ async fn pairs_of_new_and_old_clients_are_forwarded() {
 }
 
 #[tokio::test]
-async fn data_stream_may_come_first() {
-    served(async |mut peer| {
+async fn data_stream_before_error_stream_is_forwarded() {
+    serve_client(async |mut peer| {
         open(&mut peer, 1, "data 7 5").await;
         open(&mut peer, 3, "error 7 5").await;
         peer.data(1, true, b"x").await;
@@ -101,7 +101,7 @@ async fn data_stream_may_come_first() {
 
 #[tokio::test]
 async fn streams_that_make_no_pair_are_reset() {
-    served(async |mut peer| {
+    serve_client(async |mut peer| {
         open(&mut peer, 1, "error 7 5").await;
         for (id, words) in [(3, "error 7 5"), (5, "data 8 5"), (7, "stdin 7 5"), (9, "data 0 5")] {
             open(&mut peer, id, words).await;
@@ -114,9 +114,9 @@ async fn streams_that_make_no_pair_are_reset() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stream_without_its_second_is_reset_in_time() {
+async fn unpaired_stream_is_reset_after_the_timeout() {
     let start = Instant::now();
-    served(async |mut peer| {
+    serve_client(async |mut peer| {
         open(&mut peer, 1, "error 7 5").await;
         peer.expect(&["reply 1", "reset 1 5"]).await;
         assert_eq!(start.elapsed(), Limits::default().stream_creation);
@@ -126,7 +126,7 @@ async fn stream_without_its_second_is_reset_in_time() {
 
 #[tokio::test]
 async fn failures_are_reported_on_their_own_streams() {
-    served(async |mut peer| {
+    serve_client(async |mut peer| {
         open(&mut peer, 1, "error 1 5").await;
         open(&mut peer, 3, "data 1 5").await;
         let refused = "1:cannot forward port 1: connection refused";
@@ -146,7 +146,7 @@ async fn failures_are_reported_on_their_own_streams() {
 
 #[tokio::test]
 async fn forwarding_ends_when_the_client_opens_no_more() {
-    served(async |mut peer| {
+    serve_client(async |mut peer| {
         open(&mut peer, 1, "error 7 5").await;
         open(&mut peer, 3, "data 7 5").await;
         peer.send(crate::spdy::frame::Frame::GoAway { last: StreamId(0), status: 0 }).await;

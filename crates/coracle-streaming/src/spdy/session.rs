@@ -103,7 +103,7 @@ pub(crate) async fn serve(
     let end = limits::end(Instant::now(), time);
     let outcome = tokio::select! {
         collected = collect(&mut all, &mut incoming, streams, version, end) => collected,
-        interruption = activity.interrupted() => Err(interruption.to_string()),
+        interruption = activity.wait_for_interruption() => Err(interruption.to_string()),
     };
     let outcome = match outcome {
         Ok(()) => {
@@ -122,7 +122,7 @@ pub(crate) async fn serve(
     if let Some(Stream { output, .. }) = all.slot(Kind::Error).take() {
         output.finish(&status::content(&outcome, version.form()));
     }
-    run::sent(&outbox, &activity).await;
+    run::flush_outbox(&outbox, &activity).await;
 }
 
 /// Waits for the streams that the session needs.

@@ -8,7 +8,7 @@ use super::*;
 use crate::limits::Limits;
 use crate::session::{Session, Writer};
 use crate::spdy::connection;
-use crate::spdy::peer::{Peer, connected};
+use crate::spdy::peer::{Peer, serve_peer};
 
 #[test]
 fn wanted_streams_table() {
@@ -45,10 +45,13 @@ fn request(streams: Streams) -> (Request, Arc<Mutex<Option<Writer>>>) {
 }
 
 /// Runs the simulated `client` against a session with `streams`.
-async fn served<C: Future>(streams: Streams, client: impl FnOnce(Peer<DuplexStream>) -> C) -> C::Output {
+async fn serve_client<C: Future>(
+    streams: Streams,
+    client: impl FnOnce(Peer<DuplexStream>) -> C,
+) -> C::Output {
     let (request, _kept) = request(streams);
     let session = |incoming, outbox, activity| serve(request, incoming, outbox, activity);
-    connected(Limits::default(), session, client).await
+    serve_peer(Limits::default(), session, client).await
 }
 
 async fn open(peer: &mut Peer<DuplexStream>, id: u32, kind: &str) {
@@ -60,7 +63,7 @@ const SUCCESS: &str = r#"{"metadata":{},"status":"Success"}"#;
 
 #[tokio::test]
 async fn streams_end_before_the_status_and_the_connection() {
-    let frames = served(OUTPUT, async |mut peer| {
+    let frames = serve_client(OUTPUT, async |mut peer| {
         // An order that no known client uses, with streams that were not asked for.
         for (id, kind) in
             [(1, "stdout"), (3, "stderr"), (5, "stdout"), (7, "video"), (9, "stdin"), (11, "error")]
@@ -95,7 +98,7 @@ async fn streams_end_before_the_status_and_the_connection() {
 async fn writer_that_outlives_the_session_fails() {
     let (request, kept) = request(OUTPUT);
     let session = |incoming, outbox, activity| serve(request, incoming, outbox, activity);
-    connected(Limits::default(), session, async |mut peer| {
+    serve_peer(Limits::default(), session, async |mut peer| {
         for (id, kind) in [(1, "error"), (3, "stdin"), (5, "stdout")] {
             open(&mut peer, id, kind).await;
         }
@@ -109,7 +112,7 @@ async fn writer_that_outlives_the_session_fails() {
 #[tokio::test(start_paused = true)]
 async fn missing_streams_end_the_session_in_time() {
     let start = Instant::now();
-    served(OUTPUT, async |mut peer| {
+    serve_client(OUTPUT, async |mut peer| {
         open(&mut peer, 1, "error").await;
         peer.expect(&["reply 1"]).await;
         let status = peer.next().await.unwrap();
@@ -125,7 +128,7 @@ async fn missing_streams_end_the_session_in_time() {
 #[tokio::test(start_paused = true)]
 async fn idle_session_ends_with_a_status() {
     let start = Instant::now();
-    served(Streams { stdin: true, ..Streams::default() }, async |mut peer| {
+    serve_client(Streams { stdin: true, ..Streams::default() }, async |mut peer| {
         for (id, kind) in [(1, "error"), (3, "stdin")] {
             open(&mut peer, id, kind).await;
         }

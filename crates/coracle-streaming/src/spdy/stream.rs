@@ -39,13 +39,13 @@ pub(crate) struct Remote {
 impl Remote {
     /// Marks the stream as reset by the client or as disconnected.
     pub(crate) fn reset(&self) {
-        self.ender.gone().cancel();
+        self.ender.reset_token().cancel();
     }
 }
 
 impl Half for Remote {
     fn local(&self) -> Local {
-        if self.ender.gone().is_cancelled() {
+        if self.ender.reset_token().is_cancelled() {
             Local::Reset
         } else if self.ender.is_ended() {
             Local::Ended
@@ -86,7 +86,7 @@ impl Pending {
     /// Confirms the stream to the client. `None` if the client has reset it.
     pub(crate) fn accept(mut self) -> Option<Stream> {
         let (input, ender) = self.parts.take()?;
-        if ender.gone().is_cancelled() {
+        if ender.reset_token().is_cancelled() {
             return None;
         }
         // Sent under the lock, because the compression requires the blocks in the order of the queue.
@@ -114,8 +114,8 @@ impl Drop for Pending {
 }
 
 fn reset(ender: &Ender<DataFrames>, outbox: &Outbox<Bytes>, id: StreamId, status: Reset) {
-    if !ender.gone().is_cancelled() {
-        ender.gone().cancel();
+    if !ender.reset_token().is_cancelled() {
+        ender.reset_token().cancel();
         outbox.control(Frame::RstStream { id, status: status as u32 }.encode());
     }
 }
@@ -132,12 +132,12 @@ pub(crate) struct Stream {
 impl Stream {
     /// Closes both halves at once.
     pub(crate) fn reset(self, status: Reset) {
-        let ender = self.output.ender();
+        let ender = self.output.end_handle();
         reset(&ender, ender.outbox(), self.id, status);
     }
 
     /// Returns a token that is cancelled when the stream is reset.
-    pub(crate) fn gone(&self) -> CancellationToken {
-        self.output.ender().gone().clone()
+    pub(crate) fn reset_token(&self) -> CancellationToken {
+        self.output.end_handle().reset_token().clone()
     }
 }

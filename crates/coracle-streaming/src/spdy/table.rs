@@ -61,7 +61,7 @@ impl<S: Half> Table<S> {
     /// The status for a reset of the stream, and of an open stream with this id.
     pub(crate) fn admit(&mut self, id: StreamId) -> Result<(), Reset> {
         if id.0.is_multiple_of(2) || id <= self.last {
-            self.silence(id);
+            self.mute_stream(id);
             return Err(Reset::Protocol);
         }
         self.last = id;
@@ -69,7 +69,7 @@ impl<S: Half> Table<S> {
             self.sweep();
         }
         if self.open.len() >= self.open_max {
-            self.silence(id);
+            self.mute_stream(id);
             return Err(Reset::Refused);
         }
         Ok(())
@@ -87,7 +87,7 @@ impl<S: Half> Table<S> {
         };
         if entry.stream.local() == Local::Reset {
             self.close(id);
-            self.silence(id);
+            self.mute_stream(id);
             return Arrival::Discard;
         }
         if entry.remote_ended {
@@ -123,11 +123,11 @@ impl<S: Half> Table<S> {
         if self.silent.contains(&id) {
             return Arrival::Discard;
         }
-        self.silence(id);
+        self.mute_stream(id);
         Arrival::Answer(status)
     }
 
-    fn silence(&mut self, id: StreamId) {
+    fn mute_stream(&mut self, id: StreamId) {
         self.silent.insert(id);
         if self.silent.len() > SILENT_MAX {
             self.silent.pop_first();
@@ -140,7 +140,7 @@ impl<S: Half> Table<S> {
             self.open.iter().filter(|(_, entry)| entry.is_over()).map(|(id, _)| *id).collect();
         for id in ended {
             if self.close(id).is_some_and(|stream| stream.local() == Local::Reset) {
-                self.silence(id);
+                self.mute_stream(id);
             }
         }
     }

@@ -37,7 +37,7 @@ pub(crate) struct Inputs {
 }
 
 /// Serves a connection after its handshake. The future of `session` is dropped when the client disconnects; it must return soon
-/// after [`Activity::interrupted`], and the client gets the close code 1000.
+/// after [`Activity::wait_for_interruption`], and the client gets the close code 1000.
 pub(crate) async fn serve<C, F>(
     connection: C,
     inputs: Inputs,
@@ -82,7 +82,7 @@ pub(crate) async fn serve<C, F>(
         if let Ok(Ok(())) = timeout(limits.last_message, writer).await
             && reading
         {
-            activity.lingered(limits.linger).await;
+            activity.linger_until_quiet(limits.linger).await;
         }
     };
     tokio::select! {

@@ -64,8 +64,8 @@ pub(crate) async fn serve<C: AsyncRead + AsyncWrite + Unpin>(
             connections.spawn(forward(port, input, data, error, Arc::clone(&dial)));
         }
         tokio::select! {
-            _interruption = activity.interrupted() => {}
-            _ended = connections.join_all() => run::sent(&outbox, &activity).await,
+            _interruption = activity.wait_for_interruption() => {}
+            _ended = connections.join_all() => run::flush_outbox(&outbox, &activity).await,
         }
     };
     connection::serve(connection, inputs, limits, stop, session).await;

@@ -46,7 +46,7 @@ pub(crate) async fn serve<C: AsyncRead + AsyncWrite + Unpin>(
         let outcome = run::run(process, Ends { stdin, stdout, stderr, resize }, &activity).await;
         let content = status::content(&outcome, form);
         output(coding, ERROR, &outbox).finish(&content);
-        run::sent(&outbox, &activity).await;
+        run::flush_outbox(&outbox, &activity).await;
     };
     connection::serve(connection, inputs, limits, stop, session).await;
 }

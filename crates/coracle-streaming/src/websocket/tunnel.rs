@@ -40,7 +40,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Tunnel<C> {
     }
 }
 
-fn failed(error: Error) -> io::Error {
+fn io_error(error: Error) -> io::Error {
     match error {
         Error::Io(error) => error,
         error => io::Error::other(error),
@@ -66,7 +66,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> AsyncRead for Tunnel<C> {
                 Some(Ok(Message::Text(_))) => {
                     return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, "a text message")));
                 }
-                Some(Err(error)) => return Poll::Ready(Err(failed(error))),
+                Some(Err(error)) => return Poll::Ready(Err(io_error(error))),
             }
         }
         let length = self.message.len().min(buf.remaining());
@@ -78,23 +78,23 @@ impl<C: AsyncRead + AsyncWrite + Unpin> AsyncRead for Tunnel<C> {
 impl<C: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Tunnel<C> {
     /// Sends one message for each call.
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        ready!(Pin::new(&mut self.socket).poll_ready(cx)).map_err(failed)?;
+        ready!(Pin::new(&mut self.socket).poll_ready(cx)).map_err(io_error)?;
         let message = Message::Binary(Bytes::copy_from_slice(bytes));
-        Pin::new(&mut self.socket).start_send(message).map_err(failed)?;
+        Pin::new(&mut self.socket).start_send(message).map_err(io_error)?;
         Poll::Ready(Ok(bytes.len()))
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_flush(cx).map_err(failed)
+        Pin::new(&mut self.socket).poll_flush(cx).map_err(io_error)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if !self.closing {
-            ready!(Pin::new(&mut self.socket).poll_ready(cx)).map_err(failed)?;
+            ready!(Pin::new(&mut self.socket).poll_ready(cx)).map_err(io_error)?;
             let close = CloseFrame { code: CloseCode::Normal, reason: "".into() };
-            Pin::new(&mut self.socket).start_send(Message::Close(Some(close))).map_err(failed)?;
+            Pin::new(&mut self.socket).start_send(Message::Close(Some(close))).map_err(io_error)?;
             self.closing = true;
         }
-        Pin::new(&mut self.socket).poll_flush(cx).map_err(failed)
+        Pin::new(&mut self.socket).poll_flush(cx).map_err(io_error)
     }
 }

@@ -127,7 +127,7 @@ fn definition() -> Value {
 
 /// HTTP code and message of a call that the API server refused.
 #[track_caller]
-fn refused<T: std::fmt::Debug>(result: kube::Result<T>) -> (u16, String) {
+fn api_error<T: std::fmt::Debug>(result: kube::Result<T>) -> (u16, String) {
     match result {
         Err(kube::Error::Api(status)) => (status.code, status.message.clone()),
         other => panic!("not refused: {other:?}"),

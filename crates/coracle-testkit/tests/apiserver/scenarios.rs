@@ -11,7 +11,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use crate::{Corner, refused, widget};
+use crate::{Corner, api_error, widget};
 
 fn merge(patch: Value) -> Patch<Value> {
     Patch::Merge(patch)
@@ -24,7 +24,7 @@ fn apply(mut patch: Value) -> Patch<Value> {
     Patch::Apply(patch)
 }
 
-fn by(manager: &str) -> PatchParams {
+fn field_manager(manager: &str) -> PatchParams {
     PatchParams::apply(manager)
 }
 
@@ -46,10 +46,10 @@ pub(crate) async fn create_sets_identity_and_defaults(at: Corner) -> anyhow::Res
 
 pub(crate) async fn create_refuses_duplicates_and_unknown_namespaces(at: Corner) -> anyhow::Result<()> {
     at.widget("a", json!({})).await?;
-    let (code, message) = refused(at.widget("a", json!({})).await);
+    let (code, message) = api_error(at.widget("a", json!({})).await);
     ensure!(code == 409 && message.contains("already exists"), "{message}");
     let elsewhere = Corner { namespace: "no-such-namespace".into(), ..at.clone() };
-    ensure!(refused(elsewhere.widget("a", json!({})).await).0 == 404);
+    ensure!(api_error(elsewhere.widget("a", json!({})).await).0 == 404);
     ensure!(at.widgets().get_opt("b").await?.is_none());
     Ok(())
 }
@@ -61,14 +61,14 @@ pub(crate) async fn replace_needs_the_latest_version(at: Corner) -> anyhow::Resu
     changed.data["spec"]["size"] = json!(2);
     let second = put(&changed).await?;
     ensure!(second.resource_version() != first.resource_version());
-    let (code, message) = refused(put(&changed).await);
+    let (code, message) = api_error(put(&changed).await);
     ensure!(code == 409 && message.contains("has been modified"), "{message}");
     ensure!(put(&second).await?.resource_version() == second.resource_version(), "no change, no new version");
     changed.metadata.resource_version = None;
-    ensure!(refused(put(&changed).await).0 == 422);
+    ensure!(api_error(put(&changed).await).0 == 422);
     changed.metadata = second.metadata.clone();
     changed.metadata.uid = Some("3f0c1f3e-0000-4000-a000-000000000000".into());
-    let (code, message) = refused(put(&changed).await);
+    let (code, message) = api_error(put(&changed).await);
     ensure!(code == 409 && message.contains("UID in precondition"), "{message}");
     Ok(())
 }
@@ -108,13 +108,13 @@ pub(crate) async fn merge_patch_honours_preconditions(at: Corner) -> anyhow::Res
         let patch = merge(json!({"metadata": metadata, "spec": {"colour": "blue"}}));
         at.widgets().patch("a", &PatchParams::default(), &patch).await
     };
-    ensure!(refused(patch(json!({"uid": "another"})).await).0 == 422);
+    ensure!(api_error(patch(json!({"uid": "another"})).await).0 == 422);
     patch(json!({"uid": first.uid(), "resourceVersion": first.resource_version()})).await?;
     ensure!(
-        refused(patch(json!({"resourceVersion": first.resource_version(), "labels": {"x": "y"}})).await).0
+        api_error(patch(json!({"resourceVersion": first.resource_version(), "labels": {"x": "y"}})).await).0
             == 409
     );
-    ensure!(refused(at.widgets().patch("b", &PatchParams::default(), &merge(json!({}))).await).0 == 404);
+    ensure!(api_error(at.widgets().patch("b", &PatchParams::default(), &merge(json!({}))).await).0 == 404);
     Ok(())
 }
 
@@ -123,11 +123,11 @@ pub(crate) async fn apply_removes_what_it_no_longer_sets(at: Corner) -> anyhow::
         let patch = apply(json!({
             "metadata": {"labels": labels, "finalizers": tags}, "spec": {"labels": labels, "tags": tags},
         }));
-        at.widgets().patch("a", &by(manager), &patch).await
+        at.widgets().patch("a", &field_manager(manager), &patch).await
     };
     set("one", json!({"a": "1", "b": "1"}), json!(["test.dev/x"])).await?;
     let both = json!({"metadata": {"labels": {"b": "1"}, "finalizers": ["test.dev/y"]}, "spec": {"labels": {"b": "1"}}});
-    at.widgets().patch("a", &by("two"), &apply(both)).await?;
+    at.widgets().patch("a", &field_manager("two"), &apply(both)).await?;
     let left = set("one", json!({"c": "1"}), json!(["test.dev/z"])).await?;
     let labels = json!({"b": "1", "c": "1"});
     ensure!(left.data["spec"]["labels"] == labels, "{:?}", left.data);
@@ -144,7 +144,7 @@ pub(crate) async fn apply_removes_what_it_no_longer_sets(at: Corner) -> anyhow::
 pub(crate) async fn apply_takes_an_atomic_object_as_one_value(at: Corner) -> anyhow::Result<()> {
     let set = async |spec: Value| {
         at.widgets()
-            .patch("a", &by("one"), &apply(json!({"spec": spec})))
+            .patch("a", &field_manager("one"), &apply(json!({"spec": spec})))
             .await
             .map(|set| set.data["spec"].clone())
     };
@@ -152,7 +152,7 @@ pub(crate) async fn apply_takes_an_atomic_object_as_one_value(at: Corner) -> any
     ensure!(set(json!({"place": place, "labels": {"a": "1"}})).await?["place"] == place);
     let moved = json!({"node": "n2"});
     ensure!(set(json!({"place": moved, "labels": {"a": "1"}})).await?["place"] == moved);
-    at.widgets().patch("a", &by("two"), &apply(json!({"spec": {"labels": {"b": "1"}}}))).await?;
+    at.widgets().patch("a", &field_manager("two"), &apply(json!({"spec": {"labels": {"b": "1"}}}))).await?;
     let without = set(json!({"colour": "red"})).await?;
     ensure!(without.get("place").is_none(), "{without}");
     ensure!(without["labels"] == json!({"b": "1"}), "{without}");
@@ -161,15 +161,15 @@ pub(crate) async fn apply_takes_an_atomic_object_as_one_value(at: Corner) -> any
 
 pub(crate) async fn apply_of_anothers_field_needs_force(at: Corner) -> anyhow::Result<()> {
     let colour = |colour: &str| apply(json!({"spec": {"colour": colour}}));
-    at.widgets().patch("a", &by("one"), &colour("red")).await?;
-    at.widgets().patch("a", &by("two"), &colour("red")).await?;
-    ensure!(refused(at.widgets().patch("a", &by("two"), &colour("blue")).await).0 == 409);
-    let forced = at.widgets().patch("a", &by("two").force(), &colour("blue")).await?;
+    at.widgets().patch("a", &field_manager("one"), &colour("red")).await?;
+    at.widgets().patch("a", &field_manager("two"), &colour("red")).await?;
+    ensure!(api_error(at.widgets().patch("a", &field_manager("two"), &colour("blue")).await).0 == 409);
+    let forced = at.widgets().patch("a", &field_manager("two").force(), &colour("blue")).await?;
     ensure!(forced.data["spec"]["colour"] == json!("blue"));
-    ensure!(refused(at.widgets().patch("a", &by("one"), &colour("red")).await).0 == 409);
+    ensure!(api_error(at.widgets().patch("a", &field_manager("one"), &colour("red")).await).0 == 409);
     at.widgets().patch("a", &PatchParams::default(), &merge(json!({"spec": {"colour": "green"}}))).await?;
     ensure!(
-        refused(at.widgets().patch("a", &by("two"), &colour("blue")).await).0 == 409,
+        api_error(at.widgets().patch("a", &field_manager("two"), &colour("blue")).await).0 == 409,
         "an update takes the field"
     );
     Ok(())
@@ -178,18 +178,20 @@ pub(crate) async fn apply_of_anothers_field_needs_force(at: Corner) -> anyhow::R
 pub(crate) async fn apply_with_a_uid_creates_nothing(at: Corner) -> anyhow::Result<()> {
     let with = |uid: Option<String>| apply(json!({"metadata": {"uid": uid, "finalizers": ["test.dev/x"]}}));
     let gone = with(Some("3f0c1f3e-0000-4000-a000-000000000000".into()));
-    let (code, message) = refused(at.widgets().patch("a", &by("one").force(), &gone).await);
+    let (code, message) = api_error(at.widgets().patch("a", &field_manager("one").force(), &gone).await);
     ensure!(code == 409 && message.contains("uid mismatch"), "{message}");
     ensure!(at.widgets().get_opt("a").await?.is_none());
     let made = at.widget("a", json!({})).await?;
-    ensure!(refused(at.widgets().patch("a", &by("one").force(), &gone).await).0 == 422);
-    let held = at.widgets().patch("a", &by("one").force(), &with(made.uid())).await?;
+    ensure!(api_error(at.widgets().patch("a", &field_manager("one").force(), &gone).await).0 == 422);
+    let held = at.widgets().patch("a", &field_manager("one").force(), &with(made.uid())).await?;
     ensure!(held.finalizers() == ["test.dev/x"]);
     let stale =
         apply(json!({"metadata": {"resourceVersion": made.resource_version()}, "status": {"phase": "x"}}));
-    ensure!(refused(at.widgets().patch_status("a", &by("one").force(), &stale).await).0 == 409);
+    ensure!(api_error(at.widgets().patch_status("a", &field_manager("one").force(), &stale).await).0 == 409);
     ensure!(
-        refused(at.widgets().patch_status("b", &by("one"), &apply(json!({"status": {}}))).await).0 == 404
+        api_error(at.widgets().patch_status("b", &field_manager("one"), &apply(json!({"status": {}}))).await)
+            .0
+            == 404
     );
     Ok(())
 }
@@ -198,7 +200,7 @@ pub(crate) async fn conditions_of_two_managers_are_merged(at: Corner) -> anyhow:
     at.widget("a", json!({})).await?;
     let say = async |manager: &str, kind: &str, status: &str| {
         let patch = apply(json!({"status": {"conditions": [{"type": kind, "status": status}]}}));
-        at.widgets().patch_status("a", &by(manager).force(), &patch).await
+        at.widgets().patch_status("a", &field_manager(manager).force(), &patch).await
     };
     say("one", "Ready", "False").await?;
     say("two", "Available", "True").await?;
@@ -222,7 +224,7 @@ pub(crate) async fn finalizer_delays_deletion(at: Corner) -> anyhow::Result<()> 
     ensure!(at.widgets().get("a").await?.resource_version() == read.resource_version(), "marked once");
     let finalizers = |all: &[&str]| merge(json!({"metadata": {"finalizers": all}}));
     let more = finalizers(&["test.dev/x", "test.dev/y"]);
-    ensure!(refused(at.widgets().patch("a", &PatchParams::default(), &more).await).0 == 422);
+    ensure!(api_error(at.widgets().patch("a", &PatchParams::default(), &more).await).0 == 422);
     at.widgets().patch("a", &PatchParams::default(), &finalizers(&[])).await?;
     ensure!(at.widgets().get_opt("a").await?.is_none());
     Ok(())
@@ -234,10 +236,10 @@ pub(crate) async fn delete_honours_preconditions(at: Corner) -> anyhow::Result<(
         preconditions: Some(Preconditions { uid, resource_version }),
         ..DeleteParams::default()
     };
-    ensure!(refused(at.widgets().delete("a", &only(Some("another".into()), None)).await).0 == 409);
-    ensure!(refused(at.widgets().delete("a", &only(None, Some("1".into()))).await).0 == 409);
+    ensure!(api_error(at.widgets().delete("a", &only(Some("another".into()), None)).await).0 == 409);
+    ensure!(api_error(at.widgets().delete("a", &only(None, Some("1".into()))).await).0 == 409);
     ensure!(at.widgets().delete("a", &only(made.uid(), made.resource_version())).await?.is_right());
-    ensure!(refused(at.widgets().delete("a", &DeleteParams::default()).await).0 == 404);
+    ensure!(api_error(at.widgets().delete("a", &DeleteParams::default()).await).0 == 404);
     Ok(())
 }
 
@@ -293,7 +295,9 @@ pub(crate) async fn lease_is_taken_by_one_of_two(at: Corner) -> anyhow::Result<(
     let free = leases.create(&PostParams::default(), &lease("", None)).await?;
     let version = free.resource_version();
     leases.replace("group", &PostParams::default(), &lease("one", version.clone())).await?;
-    ensure!(refused(leases.replace("group", &PostParams::default(), &lease("two", version)).await).0 == 409);
+    ensure!(
+        api_error(leases.replace("group", &PostParams::default(), &lease("two", version)).await).0 == 409
+    );
     let spec = leases.get("group").await?.spec.unwrap_or_default();
     ensure!(spec.holder_identity.as_deref() == Some("one"));
     Ok(())
@@ -327,7 +331,7 @@ pub(crate) async fn pod_is_evicted(at: Corner) -> anyhow::Result<()> {
     pods.create(&PostParams::default(), &pod("on", Some("n1"))).await?;
     pods.evict("on", &EvictParams::default()).await?;
     ensure!(pods.get("on").await?.metadata.deletion_timestamp.is_some());
-    ensure!(refused(pods.evict("absent", &EvictParams::default()).await).0 == 404);
+    ensure!(api_error(pods.evict("absent", &EvictParams::default()).await).0 == 404);
     Ok(())
 }
 

@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use crate::{Corner, definition};
 
-fn said(event: &WatchEvent<DynamicObject>) -> String {
+fn format_event(event: &WatchEvent<DynamicObject>) -> String {
     match event {
         WatchEvent::Added(object) => format!("+{}", object.name_any()),
         WatchEvent::Modified(object) => format!("~{}", object.name_any()),
@@ -37,7 +37,7 @@ async fn events(
         let mut all = Vec::new();
         while all.len() < count {
             let event = stream.try_next().await?.context("the watch ended")?;
-            all.extend(Some(said(&event)).filter(|said| said != "bookmark"));
+            all.extend(Some(format_event(&event)).filter(|said| said != "bookmark"));
         }
         anyhow::Ok(all)
     };
@@ -138,7 +138,7 @@ fn quiet_watch_sends_bookmarks_and_ends() {
         let at = Corner { client: sim.client(), namespace: "test".into() };
         let began = tokio::time::Instant::now();
         let stream = at.widgets().watch(&WatchParams::default().timeout(150), "0").await?;
-        let seen: Vec<_> = stream.map_ok(|event| said(&event)).try_collect().await?;
+        let seen: Vec<_> = stream.map_ok(|event| format_event(&event)).try_collect().await?;
         ensure!(seen == ["bookmark", "bookmark"], "{seen:?}");
         ensure!(began.elapsed() >= Duration::from_secs(150));
         Ok(())

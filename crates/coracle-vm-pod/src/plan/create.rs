@@ -5,7 +5,7 @@ use std::time::Duration;
 use coracle_api::cocoon::LifecycleState;
 use coracle_types::VmState;
 
-use super::{Plan, lost, note_of};
+use super::{Plan, mark_lost, note_of};
 use crate::facts::{Facts, ForkSource, Saved, Source, Wanted};
 use crate::step::Step;
 use crate::vm_pod_state::{VmPodState, WaitReason};
@@ -42,11 +42,13 @@ fn wake(facts: &Facts, wanted: &Wanted) -> Plan {
                 None => Plan::step(Step::Wake, waking),
             }
         }
-        Saved::Absent if was_asleep => {
-            lost(facts, wanted, "it was hibernated, and its saved state is not in the registry".to_owned())
-        }
+        Saved::Absent if was_asleep => mark_lost(
+            facts,
+            wanted,
+            "it was hibernated, and its saved state is not in the registry".to_owned(),
+        ),
         Saved::Foreign(why) if was_asleep || wanted.restore => {
-            lost(facts, wanted, format!("its saved state cannot be used: {why}"))
+            mark_lost(facts, wanted, format!("its saved state cannot be used: {why}"))
         }
         // The VM was removed without being saved, or was never created.
         Saved::Absent | Saved::Own { .. } | Saved::Foreign(_) => make(facts, wanted),

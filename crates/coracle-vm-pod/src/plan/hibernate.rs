@@ -3,7 +3,7 @@
 use coracle_api::cocoon::LifecycleState;
 use coracle_types::VmState;
 
-use super::{Plan, create, lost, note_of, noted, noted_ip};
+use super::{Plan, create, mark_lost, note_of, note_or_wait, noted_ip};
 use crate::facts::{Facts, Saved, VmFacts, Wanted};
 use crate::step::{Purpose, Step};
 use crate::vm_pod_state::{VmPodState, WaitReason};
@@ -19,7 +19,7 @@ pub(super) fn with_vm(facts: &Facts, wanted: &Wanted, vm: &VmFacts) -> Plan {
                 None => Plan::step(Step::Hibernate, still()),
             }
         }
-        VmState::Hibernated => at_rest(facts, wanted, vm),
+        VmState::Hibernated => plan_hibernated(facts, wanted, vm),
         // A guest that was not started, or that ended, has no memory to save.
         VmState::Created => Plan::step(Step::Start, still()),
         VmState::Stopped | VmState::Failed => Plan::step(Step::Start, still()),
@@ -32,10 +32,10 @@ pub(super) fn with_vm(facts: &Facts, wanted: &Wanted, vm: &VmFacts) -> Plan {
 }
 
 /// Plans for a hibernated VM, whose state is in files of this node.
-fn at_rest(facts: &Facts, wanted: &Wanted, vm: &VmFacts) -> Plan {
+fn plan_hibernated(facts: &Facts, wanted: &Wanted, vm: &VmFacts) -> Plan {
     if !facts.has_registry {
         // Without a registry, the VM stays on this node and is woken here.
-        return noted(facts, LifecycleState::Hibernated, "", VmPodState::Hibernated);
+        return note_or_wait(facts, LifecycleState::Hibernated, "", VmPodState::Hibernated);
     }
     match &facts.saved {
         Saved::Unknown => Plan::step(Step::FindSaved, VmPodState::Hibernated),
@@ -66,26 +66,28 @@ fn at_rest(facts: &Facts, wanted: &Wanted, vm: &VmFacts) -> Plan {
 /// Plans for a VM that does not exist: it was saved, or was never created.
 pub(super) fn without_vm(facts: &Facts, wanted: &Wanted) -> Plan {
     if !facts.has_registry {
-        return first(facts, wanted);
+        return create_first(facts, wanted);
     }
     match &facts.saved {
         Saved::Unknown => Plan::step(Step::FindSaved, VmPodState::Hibernated),
         Saved::Own { same_pod } if *same_pod || facts.pod.noted.state.is_some() || wanted.restore => {
-            noted(facts, LifecycleState::Hibernated, "", VmPodState::Hibernated)
+            note_or_wait(facts, LifecycleState::Hibernated, "", VmPodState::Hibernated)
         }
         Saved::Absent if facts.pod.noted.state == Some(LifecycleState::Hibernated) => {
-            noted(facts, LifecycleState::Hibernated, "", VmPodState::Hibernated)
+            note_or_wait(facts, LifecycleState::Hibernated, "", VmPodState::Hibernated)
         }
-        _ => first(facts, wanted),
+        _ => create_first(facts, wanted),
     }
 }
 
 /// Creates a VM that never ran before it is hibernated. A VM that ran, and neither exists nor is saved, is lost.
-fn first(facts: &Facts, wanted: &Wanted) -> Plan {
+fn create_first(facts: &Facts, wanted: &Wanted) -> Plan {
     match facts.pod.noted.state {
         None | Some(LifecycleState::Creating | LifecycleState::Failed) => create::plan(facts, wanted),
-        Some(_) => {
-            lost(facts, wanted, "it was to be hibernated, and neither it nor its state is left".to_owned())
-        }
+        Some(_) => mark_lost(
+            facts,
+            wanted,
+            "it was to be hibernated, and neither it nor its state is left".to_owned(),
+        ),
     }
 }

@@ -69,8 +69,8 @@ pub(crate) fn is_final_status(status: &VMRestoreStatus) -> bool {
 }
 
 /// Returns the node that must be asked for the copy.
-pub(crate) fn copies_at<'a>(o: &Observed<'a>) -> Option<&'a str> {
-    let status = saved(o).ok()?.status.as_ref()?;
+pub(crate) fn copy_node<'a>(o: &Observed<'a>) -> Option<&'a str> {
+    let status = ready_snapshot(o).ok()?.status.as_ref()?;
     (o.object.spec.identity == RestoreIdentity::Same).then_some(status.node_name.as_str())
 }
 
@@ -80,12 +80,12 @@ pub(crate) fn plan(o: &Observed<'_>) -> Plan {
         return Plan::default();
     }
     match o.object.spec.identity {
-        RestoreIdentity::New => make(o),
+        RestoreIdentity::New => plan_new_vm(o),
         RestoreIdentity::Same => restore_in_place(o),
     }
 }
 
-fn make(o: &Observed<'_>) -> Plan {
+fn plan_new_vm(o: &Observed<'_>) -> Plan {
     if let Some(vm) = o.vm {
         let ours = vm.annotations().get(keys::RESTORED_BY) == o.object.metadata.uid.as_ref();
         let is_up = vm.status.as_ref().is_some_and(|status| is_true(&status.conditions, condition::READY));
@@ -94,21 +94,21 @@ fn make(o: &Observed<'_>) -> Plan {
                 let message = format!("MikromVM {:?} exists already: choose another name", vm.name_any());
                 report(status(o, RestorePhase::Failed, reason::VM_EXISTS, message))
             }
-            (true, true) => report(restored(o, vm)),
-            (true, false) => report(restoring(o, "the VM is being made")),
+            (true, true) => report(restored_status(o, vm)),
+            (true, false) => report(restoring_status(o, "the VM is being made")),
         };
     }
-    match saved(o) {
+    match ready_snapshot(o) {
         Err(message) => report(status(o, RestorePhase::Pending, reason::SNAPSHOT_NOT_READY, message)),
         Ok(snapshot) => {
             let steps = vec![Step::CreateVm(Box::new(new_vm(o.object, snapshot)))];
-            Plan { steps, status: Some(restoring(o, "the VM is being made")) }
+            Plan { steps, status: Some(restoring_status(o, "the VM is being made")) }
         }
     }
 }
 
 /// Returns the snapshot, if it can be restored.
-fn saved<'a>(o: &Observed<'a>) -> Result<&'a VMSnapshot, String> {
+fn ready_snapshot<'a>(o: &Observed<'a>) -> Result<&'a VMSnapshot, String> {
     let name = &o.object.spec.snapshot_name;
     let found = o.snapshot.filter(|found| found.metadata.deletion_timestamp.is_none());
     let found = found.ok_or_else(|| format!("VMSnapshot {name:?} not found"))?;
@@ -135,7 +135,7 @@ fn new_vm(object: &VMRestore, snapshot: &VMSnapshot) -> MikromVM {
 /// Restores the VM in place. The VM's own controller deletes the VM on the node and creates it again from the copy, as at the
 /// end of a move.
 fn restore_in_place(o: &Observed<'_>) -> Plan {
-    let snapshot = match saved(o) {
+    let snapshot = match ready_snapshot(o) {
         Ok(snapshot) => snapshot,
         Err(message) => return report(status(o, RestorePhase::Pending, reason::SNAPSHOT_NOT_READY, message)),
     };
@@ -158,17 +158,17 @@ fn restore_in_place(o: &Observed<'_>) -> Plan {
     // The VM's controller removes the copy at the end of the move, before it removes the move from the status.
     match (begun, moving, o.is_copied) {
         (_, Some(migration), _) if migration.snapshot == copy => report(begun_status(o, vm)),
-        (_, Some(_), _) => report(restoring(o, "the VM is being moved")),
+        (_, Some(_), _) => report(restoring_status(o, "the VM is being moved")),
         (false, None, false) => {
             let node = saved.node_name.clone();
             let steps = vec![Step::CopySaved { node, name: node_name_of(snapshot), copy }];
-            Plan { steps, status: Some(restoring(o, "the snapshot is being copied")) }
+            Plan { steps, status: Some(restoring_status(o, "the snapshot is being copied")) }
         }
         (false, None, true) => report(begun_status(o, vm)),
         (true, None, true) => {
             Plan { steps: vec![move_to_itself(vm, copy)], status: Some(begun_status(o, vm)) }
         }
-        (true, None, false) => report(if is_up { restored(o, vm) } else { begun_status(o, vm) }),
+        (true, None, false) => report(if is_up { restored_status(o, vm) } else { begun_status(o, vm) }),
     }
 }
 
@@ -203,7 +203,7 @@ fn status(o: &Observed<'_>, phase: RestorePhase, reason: &'static str, message: 
     VMRestoreStatus { phase: Some(phase), conditions, ..old }
 }
 
-fn restoring(o: &Observed<'_>, message: &str) -> VMRestoreStatus {
+fn restoring_status(o: &Observed<'_>, message: &str) -> VMRestoreStatus {
     status(o, RestorePhase::Restoring, reason::RESTORING, message.to_owned())
 }
 
@@ -211,11 +211,11 @@ fn restoring(o: &Observed<'_>, message: &str) -> VMRestoreStatus {
 fn begun_status(o: &Observed<'_>, vm: &MikromVM) -> VMRestoreStatus {
     VMRestoreStatus {
         vm_uid: vm.uid().unwrap_or_default(),
-        ..restoring(o, "the VM goes back to the snapshot")
+        ..restoring_status(o, "the VM goes back to the snapshot")
     }
 }
 
-fn restored(o: &Observed<'_>, vm: &MikromVM) -> VMRestoreStatus {
+fn restored_status(o: &Observed<'_>, vm: &MikromVM) -> VMRestoreStatus {
     let message = "the VM runs from the snapshot".to_owned();
     VMRestoreStatus {
         vm_uid: vm.uid().unwrap_or_default(),
@@ -224,7 +224,7 @@ fn restored(o: &Observed<'_>, vm: &MikromVM) -> VMRestoreStatus {
 }
 
 /// Returns the status after a failed step, which is retried.
-pub(crate) fn failed(o: &Observed<'_>, error: &NodeError) -> VMRestoreStatus {
+pub(crate) fn failed_status(o: &Observed<'_>, error: &NodeError) -> VMRestoreStatus {
     let reason = if error.is_silence { reason::NODE_UNREACHABLE } else { reason::RESTORE_FAILED };
     status(o, RestorePhase::Restoring, reason, error.message.clone())
 }
@@ -269,7 +269,7 @@ mod tests {
         .unwrap()
     }
 
-    fn shown(plan: &Plan) -> String {
+    fn plan_text(plan: &Plan) -> String {
         let steps = plan.steps.iter().map(Step::name).collect::<Vec<_>>().join(" ");
         let reason = plan.status.as_ref().map_or("-", |status| status.conditions[0].reason.as_str());
         format!("{steps} {reason}").trim().to_owned()
@@ -317,7 +317,7 @@ mod tests {
             ("the VM is gone", &same, Some(&ready), None, false, "VMDiffers"),
         ] {
             let now = Timestamp::from_second(100).unwrap();
-            assert_eq!(shown(&plan(&Observed { object, snapshot, vm, is_copied, now })), want, "{why}");
+            assert_eq!(plan_text(&plan(&Observed { object, snapshot, vm, is_copied, now })), want, "{why}");
         }
     }
 

@@ -130,28 +130,30 @@ fn is_abandoned(object: &VMSnapshot) -> bool {
 /// Saves the VM on the node where it runs now. An earlier node that has no snapshot is forgotten.
 fn take(o: &Observed<'_>) -> Plan {
     if let Saved::Answered(Some(saved)) = &o.saved {
-        return Plan { step: None, status: Some(ready(o, saved)) };
+        return Plan { step: None, status: Some(ready_status(o, saved)) };
     }
-    let vm = match running(o) {
+    let vm = match running_vm(o) {
         Ok(vm) => vm,
-        Err((reason, message)) => return Plan { step: None, status: Some(waiting(o, reason, message)) },
+        Err((reason, message)) => {
+            return Plan { step: None, status: Some(waiting_status(o, reason, message)) };
+        }
     };
     let node = vm.status.as_ref().map(|status| status.node_name.clone()).unwrap_or_default();
     match (&o.saved, binding(o.object)) {
         // It is unknown whether the earlier node has the snapshot.
         (Saved::Failed(error), Some(bound)) if bound == node || !error.is_unknown => {
             let message = error.message.clone();
-            Plan { step: None, status: Some(waiting(o, reason::NODE_UNREACHABLE, message)) }
+            Plan { step: None, status: Some(waiting_status(o, reason::NODE_UNREACHABLE, message)) }
         }
         (_, bound) if bound != Some(node.as_str()) => {
-            Plan { step: Some(Step::Bind), status: Some(bound_to(o, vm, &node)) }
+            Plan { step: Some(Step::Bind), status: Some(bound_status(o, vm, &node)) }
         }
         _ => step(Step::Save(Box::new(vm.clone()))),
     }
 }
 
 /// Returns the VM, if it has memory that can be saved.
-fn running<'a>(o: &Observed<'a>) -> Result<&'a MikromVM, (&'static str, String)> {
+fn running_vm<'a>(o: &Observed<'a>) -> Result<&'a MikromVM, (&'static str, String)> {
     let name = &o.object.spec.vm_name;
     let Some(vm) = o.vm.filter(|vm| vm.metadata.deletion_timestamp.is_none()) else {
         return Err((reason::VM_NOT_FOUND, format!("MikromVM {name:?} not found")));
@@ -223,11 +225,11 @@ fn status(
     }
 }
 
-fn waiting(o: &Observed<'_>, reason: &'static str, message: String) -> VMSnapshotStatus {
+fn waiting_status(o: &Observed<'_>, reason: &'static str, message: String) -> VMSnapshotStatus {
     status(o, SnapshotPhase::Pending, false, reason, message)
 }
 
-fn bound_to(o: &Observed<'_>, vm: &MikromVM, node: &str) -> VMSnapshotStatus {
+fn bound_status(o: &Observed<'_>, vm: &MikromVM, node: &str) -> VMSnapshotStatus {
     let message = format!("node {node} saves the VM");
     VMSnapshotStatus {
         node_name: node.to_owned(),
@@ -237,7 +239,7 @@ fn bound_to(o: &Observed<'_>, vm: &MikromVM, node: &str) -> VMSnapshotStatus {
     }
 }
 
-fn ready(o: &Observed<'_>, saved: &SavedSnapshot) -> VMSnapshotStatus {
+fn ready_status(o: &Observed<'_>, saved: &SavedSnapshot) -> VMSnapshotStatus {
     let bytes = |bytes: u64| Some(i64::try_from(bytes).unwrap_or(i64::MAX));
     VMSnapshotStatus {
         image_digest: saved.image_digest.clone(),
@@ -251,7 +253,7 @@ fn ready(o: &Observed<'_>, saved: &SavedSnapshot) -> VMSnapshotStatus {
 }
 
 /// Returns the status after a failed step. `None`: the object is being deleted, or the status is unchanged.
-pub(crate) fn failed(o: &Observed<'_>, error: &NodeError) -> Option<VMSnapshotStatus> {
+pub(crate) fn failed_status(o: &Observed<'_>, error: &NodeError) -> Option<VMSnapshotStatus> {
     let reason = if error.is_silence { reason::NODE_UNREACHABLE } else { reason::SAVE_FAILED };
     let phase = if error.is_silence { SnapshotPhase::Saving } else { SnapshotPhase::Failed };
     Some(status(o, phase, false, reason, error.message.clone()))
@@ -291,7 +293,7 @@ mod tests {
         Observed { object, vm, saved, siblings: &[], now: Timestamp::from_second(100).unwrap() }
     }
 
-    fn shown(plan: &Plan) -> String {
+    fn plan_text(plan: &Plan) -> String {
         let step = plan.step.as_ref().map_or("-", Step::name);
         let reason = plan.status.as_ref().map_or("-", |status| status.conditions[0].reason.as_str());
         format!("{step} {reason}")
@@ -354,7 +356,7 @@ mod tests {
             ("deleted, its state stays", &kept, None, Saved::NotAsked, "remove-finalizer -"),
             ("deleted before it was bound", &unbound, None, Saved::NotAsked, "remove-finalizer -"),
         ] {
-            assert_eq!(shown(&plan(&observed(object, vm, saved))), want, "{why}");
+            assert_eq!(plan_text(&plan(&observed(object, vm, saved))), want, "{why}");
         }
     }
 

@@ -40,7 +40,7 @@ struct Nodes {
 }
 
 impl Nodes {
-    async fn called(&self, call: &str) {
+    async fn after_call(&self, call: &str) {
         if let Some(sim) = &self.sim {
             sim.after_call(call).await;
         }
@@ -70,13 +70,13 @@ impl SnapshotNodes for Nodes {
                 }
             });
         }
-        self.called("save").await;
+        self.after_call("save").await;
         Ok(())
     }
 
     async fn get(&self, node: &str, name: &str) -> Result<Option<SavedSnapshot>, NodeError> {
         let found = self.saved.lock().unwrap().get(&(node.to_owned(), name.to_owned())).cloned();
-        self.called("get").await;
+        self.after_call("get").await;
         Ok(found)
     }
 
@@ -86,13 +86,13 @@ impl SnapshotNodes for Nodes {
             let found = saved.get(&(node.to_owned(), name.to_owned())).cloned().unwrap();
             saved.insert((node.to_owned(), copy.to_owned()), found);
         }
-        self.called("copy").await;
+        self.after_call("copy").await;
         Ok(())
     }
 
     async fn delete(&self, node: &str, name: &str) -> Result<(), NodeError> {
         self.saved.lock().unwrap().remove(&(node.to_owned(), name.to_owned()));
-        self.called("delete").await;
+        self.after_call("delete").await;
         Ok(())
     }
 }

@@ -13,7 +13,7 @@ use super::context::Context;
 use crate::table::{ContainerEntry, PodEntry};
 
 pub(super) async fn assigned(State(context): State<Context>) -> Json<List<Pod>> {
-    let items = context.pods.list().iter().map(|entry| entry.shown()).collect();
+    let items = context.pods.list().iter().map(|entry| entry.pod_with_status()).collect();
     Json(List { items, ..List::default() })
 }
 

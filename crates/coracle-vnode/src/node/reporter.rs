@@ -67,7 +67,7 @@ impl Reporter {
         }
         let mut reported = None;
         loop {
-            let turn = timeout(LIMIT, self.turn(&mut reported));
+            let turn = timeout(LIMIT, self.report_once(&mut reported));
             let Some(turn) = stop.run_until_cancelled(turn).await else { return };
             let wait = match turn {
                 Ok(Ok(())) => self.options.intervals.observe,
@@ -88,7 +88,7 @@ impl Reporter {
         }
     }
 
-    async fn turn(&mut self, reported: &mut Option<Reported>) -> kube::Result<()> {
+    async fn report_once(&mut self, reported: &mut Option<Reported>) -> kube::Result<()> {
         let nodes: Api<Node> = Api::all(self.client.clone());
         if reported.is_none() {
             let node = self.register(&nodes).await?;
@@ -97,7 +97,7 @@ impl Reporter {
             *reported = Some(Reported { status, at: Instant::now() });
         }
         let resources = self.reader.read().await;
-        self.see(&resources);
+        self.update_facts(&resources);
         let Some(last) = reported.as_ref() else { return Ok(()) };
         let now = Timestamp::from_millisecond(self.clock.now().0).unwrap_or_default();
         let ready = *self.ready.borrow_and_update();
@@ -158,12 +158,12 @@ impl Reporter {
         let is_new = self.registered.borrow().pod_cidrs != assigned;
         self.registered.send_if_modified(|old| std::mem::replace(old, seen.clone()) != seen);
         if is_new {
-            self.take(&assigned).await;
+            self.assign_subnet(&assigned).await;
         }
     }
 
     /// Gives future pods addresses of the network that the cluster assigned, if it is an IPv4 network.
-    async fn take(&self, assigned: &[String]) {
+    async fn assign_subnet(&self, assigned: &[String]) {
         let network = self.reader.host.network();
         let Some(subnet) = assigned.iter().find_map(|cidr| cidr.parse().ok()) else { return };
         let own = network.subnet().map(|own| own.to_string());
@@ -184,7 +184,7 @@ impl Reporter {
         }
     }
 
-    fn see(&self, resources: &Resources) {
+    fn update_facts(&self, resources: &Resources) {
         let facts = self.identity.pod_facts(resources);
         self.facts.send_if_modified(|old| {
             let changed = **old != facts;

@@ -74,7 +74,11 @@ fn amounts(identity: &Identity, resources: &Resources, memory: u64, disk: u64) -
     amounts.map(|(name, amount)| (name.to_owned(), Quantity(amount))).into()
 }
 
-fn pick<'a>(holds: bool, yes: (&'a str, &'a str), no: (&'a str, &'a str)) -> (bool, &'a str, &'a str) {
+fn condition_fields<'a>(
+    holds: bool,
+    yes: (&'a str, &'a str),
+    no: (&'a str, &'a str),
+) -> (bool, &'a str, &'a str) {
     let (reason, message) = if holds { yes } else { no };
     (holds, reason, message)
 }
@@ -94,7 +98,7 @@ fn conditions(
     let wanted = [
         (
             "MemoryPressure",
-            pick(
+            condition_fields(
                 memory_low,
                 ("KubeletHasInsufficientMemory", &little_memory),
                 ("KubeletHasSufficientMemory", "memory is available"),
@@ -102,7 +106,7 @@ fn conditions(
         ),
         (
             "DiskPressure",
-            pick(
+            condition_fields(
                 disk_low,
                 ("KubeletHasDiskPressure", &little_disk),
                 ("KubeletHasNoDiskPressure", "disk space is available"),
@@ -114,7 +118,7 @@ fn conditions(
         ("NetworkUnavailable", (false, "RouteCreated", "guests have the network of the node")),
         (
             JAILED,
-            pick(
+            condition_fields(
                 jail_missing.is_empty(),
                 ("JailComplete", "each VMM runs in a whole jail"),
                 ("JailPartsMissing", &jail_missing),
@@ -122,7 +126,7 @@ fn conditions(
         ),
         (
             "Ready",
-            pick(
+            condition_fields(
                 ready,
                 ("KubeletReady", "the virtual node runs pods"),
                 ("KubeletNotReady", "the pods of the node are not known yet"),

@@ -31,12 +31,12 @@ pub(super) struct Ledger(Arc<Mutex<BTreeMap<String, Requests>>>);
 
 impl Ledger {
     /// Adds a pod that runs already.
-    pub(super) fn keep(&self, uid: &str, pod: &Pod) {
+    pub(super) fn reserve_running(&self, uid: &str, pod: &Pod) {
         self.0.lock().insert(uid.to_owned(), requests(pod));
     }
 
     /// Adds a pod if it fits besides the others. Idempotent.
-    pub(super) fn take(
+    pub(super) fn admit(
         &self,
         uid: &str,
         pod: &Pod,
@@ -47,7 +47,7 @@ impl Ledger {
         if taken.contains_key(uid) {
             return Ok(());
         }
-        fits(&taken.values().copied().collect::<Vec<_>>(), pod, node, pods_max)?;
+        check_fit(&taken.values().copied().collect::<Vec<_>>(), pod, node, pods_max)?;
         taken.insert(uid.to_owned(), requests(pod));
         Ok(())
     }
@@ -59,7 +59,7 @@ impl Ledger {
 }
 
 /// Checks whether a pod fits besides the others.
-fn fits(taken: &[Requests], pod: &Pod, node: &NodeFacts, pods_max: u32) -> Result<(), AdmissionFailure> {
+fn check_fit(taken: &[Requests], pod: &Pod, node: &NodeFacts, pods_max: u32) -> Result<(), AdmissionFailure> {
     let wanted = requests(pod);
     let sum = |part: fn(&Requests) -> Amount| taken.iter().map(part).fold(Amount::ZERO, Amount::plus);
     let short = |reason, what: &str, wanted: u64, used: u64, capacity: u64| {
@@ -143,8 +143,9 @@ mod tests {
     #[test]
     fn pods_are_taken_while_they_fit() {
         let ledger = Ledger::default();
-        let take = |uid: &str, pod: &Pod| ledger.take(uid, pod, &node(), 3).map_err(|failure| failure.reason);
-        ledger.keep("running", &pod("2", "1Gi"));
+        let take =
+            |uid: &str, pod: &Pod| ledger.admit(uid, pod, &node(), 3).map_err(|failure| failure.reason);
+        ledger.reserve_running("running", &pod("2", "1Gi"));
         for (why, uid, pod, want) in [
             ("fits", "a", pod("1", "1Gi"), Ok(())),
             ("again: counted once", "a", pod("1", "1Gi"), Ok(())),
@@ -165,7 +166,7 @@ mod tests {
         let limits = json!({"memory": "4090Mi"});
         let pod = json!({"spec": {"containers": [{"name": "a", "resources": {"limits": limits, "requests": {"memory": "1Mi"}}}]}});
         let pod: Pod = serde_json::from_value(pod).unwrap();
-        let failure = Ledger::default().take("a", &pod, &node(), 10).unwrap_err();
+        let failure = Ledger::default().admit("a", &pod, &node(), 10).unwrap_err();
         assert_eq!(failure.reason, "OutOfmemory");
     }
 

@@ -67,11 +67,11 @@ async fn check(host: &str, port: u16, service: &str) -> Result<i32, String> {
     let request = Request::new(HealthCheckRequest { service: service.to_owned() });
     let codec = ProstCodec::<HealthCheckRequest, HealthCheckResponse>::default();
     let answer = client.unary(request, PathAndQuery::from_static(CHECK), codec).await;
-    answer.map(|answer| answer.into_inner().status).map_err(|status| refusal(&status))
+    answer.map(|answer| answer.into_inner().status).map_err(|status| status_message(&status))
 }
 
 /// Returns the explanation of an error status, for the event.
-fn refusal(status: &Status) -> String {
+fn status_message(status: &Status) -> String {
     match status.code() {
         Code::Unimplemented => "the server does not implement grpc.health.v1.Health".to_owned(),
         Code::NotFound => "the server does not know the service".to_owned(),

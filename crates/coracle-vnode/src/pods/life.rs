@@ -265,12 +265,12 @@ impl PodTask {
             return None;
         }
         if has_begun(&seen.pod) {
-            ledger.keep(&self.pod.uid, &seen.pod);
+            ledger.reserve_running(&self.pod.uid, &seen.pod);
             return None;
         }
         let node = facts.borrow().clone();
         let failure = match self.refused_labels(&seen.pod).await {
-            None => ledger.take(&self.pod.uid, &seen.pod, &node, options.pods_max).err(),
+            None => ledger.admit(&self.pod.uid, &seen.pod, &node, options.pods_max).err(),
             refused => refused,
         }?;
         tracing::info!(ns = self.pod.namespace, name = self.pod.name, reason = failure.reason, "pod refused");

@@ -71,13 +71,13 @@ impl ApiPod {
         match self.pods().patch_metadata(&self.pod.name, &params, &Patch::Merge(patch)).await {
             Ok(_) => Ok(()),
             Err(error) if is_gone(&error) => Ok(()),
-            Err(error) => Err(failed("annotate the pod", &error)),
+            Err(error) => Err(api_error("annotate the pod", &error)),
         }
     }
 }
 
 /// Converts an error of the API server.
-fn failed(operation: &str, error: &kube::Error) -> RuntimeError {
+fn api_error(operation: &str, error: &kube::Error) -> RuntimeError {
     let causes = std::iter::successors(std::error::Error::source(error), |error| error.source());
     let causes = causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"));
     RuntimeError::other(format!("cannot {operation}: {causes}"))
@@ -123,7 +123,7 @@ impl PodObject for ApiPod {
             Ok(_) => Ok(()),
             // The watch reports the deletion as well, and ends the pod.
             Err(error) if is_gone(&error) => Ok(()),
-            Err(error) => Err(failed("report the status of the pod", &error)),
+            Err(error) => Err(api_error("report the status of the pod", &error)),
         }
     }
 
@@ -133,7 +133,7 @@ impl PodObject for ApiPod {
         match self.pods().delete(&self.pod.name, &params).await {
             Ok(_) => Ok(()),
             Err(error) if is_gone(&error) => Ok(()),
-            Err(error) => Err(failed("remove the pod", &error)),
+            Err(error) => Err(api_error("remove the pod", &error)),
         }
     }
 
@@ -155,7 +155,7 @@ impl PodObject for ApiPod {
             ..ApiTokenRequest::default()
         };
         let issued = accounts.create_token_request(&self.account, &PostParams::default(), &asked).await;
-        let issued = issued.map_err(|error| failed(operation, &error))?.status;
+        let issued = issued.map_err(|error| api_error(operation, &error))?.status;
         let found = issued.and_then(|issued| Some((issued.token?, issued.expiration_timestamp?.0)));
         let (value, expires_at) =
             found.ok_or_else(|| RuntimeError::other(format!("cannot {operation}: the answer has none")))?;

@@ -173,10 +173,10 @@ impl ObjectWatches {
     /// Returns the objects that a pod refers to; `None` until each was read.
     pub(super) fn gather(&self, subscription: &Subscription, namespace: &str) -> Option<Objects> {
         let services = self.0.services.borrow().as_ref()?.of_namespace(namespace);
-        let claims = present(&subscription.claims)?;
+        let claims = existing_objects(&subscription.claims)?;
         Some(Objects {
-            config_maps: present(&subscription.config_maps)?,
-            secrets: present(&subscription.secrets)?,
+            config_maps: existing_objects(&subscription.config_maps)?,
+            secrets: existing_objects(&subscription.secrets)?,
             services,
             claims: claims.into_iter().map(|(name, claim)| (name, claim.source.clone())).collect(),
             trust_bundles: BTreeMap::new(),
@@ -185,7 +185,7 @@ impl ObjectWatches {
 }
 
 /// Returns the existing objects; `None` while the state of one is unknown.
-fn present<T>(watched: &BTreeMap<String, Arc<Watched<T>>>) -> Option<BTreeMap<String, Arc<T>>> {
+fn existing_objects<T>(watched: &BTreeMap<String, Arc<Watched<T>>>) -> Option<BTreeMap<String, Arc<T>>> {
     let mut found = BTreeMap::new();
     for (name, one) in watched {
         match &*one.known.borrow() {

@@ -15,10 +15,10 @@ pub(super) struct Requests {
 /// it. The request of the pod itself takes precedence. The overhead of the runtime class is added (Kubernetes documentation,
 /// "Sidecar containers", resource sharing within containers).
 pub(super) fn requests(pod: &Pod) -> Requests {
-    Requests { cpu: of(pod, "cpu"), memory: of(pod, "memory") }
+    Requests { cpu: effective_request(pod, "cpu"), memory: effective_request(pod, "memory") }
 }
 
-fn of(pod: &Pod, name: &str) -> Amount {
+fn effective_request(pod: &Pod, name: &str) -> Amount {
     let request =
         |resources: Option<&ResourceRequirements>| resources?.requests.as_ref()?.get(name).map(Amount::of);
     let (mut sidecars, mut apps, mut init) = (Amount::ZERO, Amount::ZERO, Amount::ZERO);

@@ -15,12 +15,13 @@ pub(super) fn may_run(pod: &Pod, node: &str, labels: &BTreeMap<String, String>) 
     let required =
         affinity.and_then(|node| node.required_during_scheduling_ignored_during_execution.as_ref());
     // Terms are alternatives; an empty list matches no node.
-    let fits = required
-        .is_none_or(|required| required.node_selector_terms.iter().any(|term| holds(term, node, labels)));
+    let fits = required.is_none_or(|required| {
+        required.node_selector_terms.iter().any(|term| matches_term(term, node, labels))
+    });
     selected && fits
 }
 
-fn holds(term: &NodeSelectorTerm, node: &str, labels: &BTreeMap<String, String>) -> bool {
+fn matches_term(term: &NodeSelectorTerm, node: &str, labels: &BTreeMap<String, String>) -> bool {
     let expressions: Vec<_> = term.match_expressions.iter().flatten().collect();
     let fields: Vec<_> = term.match_fields.iter().flatten().collect();
     let is_empty = expressions.is_empty() && fields.is_empty();

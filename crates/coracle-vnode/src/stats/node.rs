@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_of_proc_are_read() {
+    fn procfs_stats_are_parsed_and_garbage_is_ignored() {
         let mut sample = NodeSample::default();
         read_stat(
             "cpu  100 20 30 4000 5 6 7 8 9 0\ncpu0 1 2 3\nbtime 1700000000\nprocesses 5\n",

@@ -72,13 +72,13 @@ fn pods() -> Vec<PodSample> {
     vec![reported, silent]
 }
 
-fn make(only_cpu_and_memory: bool, rates: &Rates, pods: &[PodSample]) -> Value {
+fn render_summary(only_cpu_and_memory: bool, rates: &Rates, pods: &[PodSample]) -> Value {
     summary(&Summary { node_name: "n1", node: &node(), pods, rates, only_cpu_and_memory })
 }
 
 #[test]
 fn summary_has_what_is_known_and_nothing_else() {
-    let value = make(false, &Rates::default(), &pods());
+    let value = render_summary(false, &Rates::default(), &pods());
     let time = "2027-01-15T08:00:00Z";
     assert_eq!(value["node"]["nodeName"], "n1");
     assert_eq!(value["node"]["cpu"], json!({"time": time, "usageCoreNanoSeconds": 12_500_000_000_u64}));
@@ -108,7 +108,7 @@ fn summary_has_what_is_known_and_nothing_else() {
 
 #[test]
 fn short_summary_has_cpu_and_memory() {
-    let value = make(true, &Rates::default(), &pods());
+    let value = render_summary(true, &Rates::default(), &pods());
     let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>().join(" ");
     assert_eq!(keys(&value["node"]), "cpu memory nodeName startTime systemContainers");
     assert_eq!(keys(&value["pods"][0]), "containers cpu memory podRef startTime swap");
@@ -118,10 +118,10 @@ fn short_summary_has_cpu_and_memory() {
 #[test]
 fn use_of_cpu_needs_a_second_sample() {
     let (rates, mut pods) = (Rates::default(), pods());
-    make(false, &rates, &pods);
+    render_summary(false, &rates, &pods);
     pods[0].time_ms += 10_000;
     pods[0].guest.as_mut().unwrap().cpu_user_ns += 5_000_000_000;
-    let value = make(false, &rates, &pods);
+    let value = render_summary(false, &rates, &pods);
     assert_eq!(value["pods"][0]["cpu"]["usageNanoCores"], 500_000_000);
     assert_eq!(value["pods"][0]["containers"][0]["cpu"]["usageNanoCores"], 0);
 }

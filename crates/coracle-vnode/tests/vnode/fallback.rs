@@ -67,7 +67,7 @@ async fn until_reachable(world: &World) -> Result<()> {
 }
 
 /// Creates a pod that brings a VM of another machine.
-async fn brought(world: &World, name: &str, os: &str) -> Result<()> {
+async fn create_static_pod(world: &World, name: &str, os: &str) -> Result<()> {
     until_reachable(world).await?;
     let vm = format!("vk-prod-{name}");
     let annotations = [
@@ -99,7 +99,7 @@ fn guest_without_an_agent_is_entered_by_ssh() {
         let _sshd = sshd(&world.path("ssh")).await?;
         world.options.vms.ssh = Some(Password::new(PASSWORD));
         let daemon = world.start().await?;
-        brought(&world, "guest", "linux").await?;
+        create_static_pod(&world, "guest", "linux").await?;
         let pods = world.pods();
 
         let script = ["sh", "-c", "cat; echo \"it's $0\" >&2; exit 7", "a  b"];
@@ -141,7 +141,7 @@ fn unreachable_guest_reports_the_reason() {
         let mut world = reachable_world(cluster).await?;
         world.options.vms.ssh = Some(Password::new("wrong"));
         let daemon = world.start().await?;
-        brought(&world, "windows", "windows").await?;
+        create_static_pod(&world, "windows", "windows").await?;
         let pods = world.pods();
         let help = pods.logs("windows", &LogParams::default()).await?;
         assert!(
@@ -153,7 +153,7 @@ fn unreachable_guest_reports_the_reason() {
         assert_eq!(printed, help);
         assert!(outcome.contains("exit code: 1"), "a command that was not run did not succeed: {outcome}");
 
-        brought(&world, "silent", "linux").await?;
+        create_static_pod(&world, "silent", "linux").await?;
         let process = pods.exec("silent", ["true"], &AttachParams::default()).await?;
         let (_, outcome) = result(process).await?;
         assert!(outcome.contains(&format!("cannot log in to {GUEST}:22 by SSH")), "{outcome}");

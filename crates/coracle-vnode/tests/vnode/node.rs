@@ -154,7 +154,7 @@ fn labels_and_taints_of_users_stay() {
 }
 
 /// Returns the serving certificate of the API, DER.
-async fn shown(world: &World) -> Option<Vec<u8>> {
+async fn serving_certificate(world: &World) -> Option<Vec<u8>> {
     let node = nodes(world).get_opt(&world.options.name).await.ok().flatten()?;
     let port = node.status?.daemon_endpoints?.kubelet_endpoint?.port;
     let at = SocketAddr::from((IpAddr::from([127, 0, 0, 1]), u16::try_from(port).ok()?));
@@ -178,7 +178,8 @@ fn certificate_is_requested_shown_and_kept() {
         world.as_node(cluster).await?;
         assert_eq!(world.options.certificate, CertificateSource::Cluster);
         let daemon = world.start().await?;
-        let own = eventually("the API shows a certificate", async || shown(&world).await).await?;
+        let own =
+            eventually("the API shows a certificate", async || serving_certificate(&world).await).await?;
         let requests: Api<CertificateSigningRequest> = Api::all(world.client.clone());
         let request = eventually("a request", async || {
             let all = requests.list(&ListParams::default()).await.ok()?;
@@ -196,12 +197,13 @@ fn certificate_is_requested_shown_and_kept() {
         let certificate = json!({"status": {"certificate": k8s_openapi::ByteString(issued.into_bytes())}});
         requests.patch_status(&name, &PatchParams::default(), &Patch::Merge(&certificate)).await?;
         let of_cluster = eventually("the API shows the certificate of the cluster", async || {
-            shown(&world).await.filter(|shown| *shown != own)
+            serving_certificate(&world).await.filter(|shown| *shown != own)
         })
         .await?;
         daemon.stop().await?;
         let daemon = world.start().await?;
-        let after = eventually("the API shows a certificate", async || shown(&world).await).await?;
+        let after =
+            eventually("the API shows a certificate", async || serving_certificate(&world).await).await?;
         assert_eq!(after, of_cluster, "it is kept over a restart");
         daemon.stop().await
     });

@@ -55,18 +55,18 @@ pub(crate) async fn reachable_world(cluster: &Cluster) -> Result<World> {
 }
 
 /// Returns the response of the node, through the API server.
-async fn ask(world: &World, path: &str) -> Option<String> {
+async fn query_node(world: &World, path: &str) -> Option<String> {
     let uri = format!("/api/v1/nodes/{}/proxy/{path}", world.options.name);
     world.client.request_text(http::Request::get(uri).body(vec![]).ok()?).await.ok()
 }
 
 /// Waits until the response of the node passes `test`.
 async fn until_answer(world: &World, path: &str, test: impl Fn(&str) -> bool) -> Result<String> {
-    eventually(path, async || ask(world, path).await.filter(|answer| test(answer))).await
+    eventually(path, async || query_node(world, path).await.filter(|answer| test(answer))).await
 }
 
 /// Creates a pod with three containers and waits until it runs.
-async fn three(world: &World, name: &str) -> Result<()> {
+async fn run_three_containers(world: &World, name: &str) -> Result<()> {
     let container =
         |name: &str| json!({"name": name, "image": IMAGE, "imagePullPolicy": "Never", "command": ["serve"]});
     let containers = ["foo", "bar", "baz"].map(container);
@@ -89,7 +89,7 @@ fn pods_of(answer: &str) -> Vec<(String, Vec<String>)> {
     pods.iter().map(of).collect()
 }
 
-fn has(answer: &str, pod: &str) -> bool {
+fn has_pod(answer: &str, pod: &str) -> bool {
     pods_of(answer).iter().any(|(name, _)| name == pod)
 }
 
@@ -98,7 +98,7 @@ fn has(answer: &str, pod: &str) -> bool {
 fn get_pods() {
     cluster::run_within(LIMIT, async |cluster| -> Result<()> {
         let (world, daemon) = reachable(cluster).await?;
-        three(&world, "nginx").await?;
+        run_three_containers(&world, "nginx").await?;
         let want = vec![("nginx".to_owned(), ["bar", "baz", "foo"].map(str::to_owned).to_vec())];
         for path in ["runningpods/", "pods"] {
             until_answer(&world, path, |answer| pods_of(answer) == want).await?;
@@ -112,7 +112,7 @@ fn get_pods() {
 fn get_stats_summary() {
     cluster::run_within(LIMIT, async |cluster| -> Result<()> {
         let (world, daemon) = reachable(cluster).await?;
-        three(&world, "nginx").await?;
+        run_three_containers(&world, "nginx").await?;
         let want = vec![("nginx".to_owned(), ["bar", "baz", "foo"].map(str::to_owned).to_vec())];
         until_answer(&world, "stats/summary", |answer| pods_of(answer) == want).await?;
         daemon.stop().await
@@ -124,7 +124,7 @@ fn get_stats_summary() {
 fn get_metrics_resource() {
     cluster::run_within(LIMIT, async |cluster| -> Result<()> {
         let (world, daemon) = reachable(cluster).await?;
-        three(&world, "nginx").await?;
+        run_three_containers(&world, "nginx").await?;
         let answer = until_answer(&world, "metrics/resource", |answer| {
             answer.contains("pod_memory_working_set_bytes{")
         })
@@ -144,8 +144,8 @@ fn get_metrics_resource() {
 fn pod_lifecycle_graceful_delete() {
     cluster::run_within(LIMIT, async |cluster| -> Result<()> {
         let (world, daemon) = reachable(cluster).await?;
-        three(&world, "nginx").await?;
-        until_answer(&world, "stats/summary", |answer| has(answer, "nginx")).await?;
+        run_three_containers(&world, "nginx").await?;
+        until_answer(&world, "stats/summary", |answer| has_pod(answer, "nginx")).await?;
         world.delete("nginx").await?;
         let pod = world.pods().get_opt("nginx").await?;
         assert!(
@@ -153,7 +153,7 @@ fn pod_lifecycle_graceful_delete() {
             "it ends before its object does"
         );
         world.until_gone("nginx").await?;
-        until_answer(&world, "stats/summary", |answer| !has(answer, "nginx")).await?;
+        until_answer(&world, "stats/summary", |answer| !has_pod(answer, "nginx")).await?;
         daemon.stop().await
     });
 }
@@ -163,11 +163,11 @@ fn pod_lifecycle_graceful_delete() {
 fn pod_lifecycle_force_delete() {
     cluster::run_within(LIMIT, async |cluster| -> Result<()> {
         let (world, daemon) = reachable(cluster).await?;
-        three(&world, "nginx").await?;
-        until_answer(&world, "stats/summary", |answer| has(answer, "nginx")).await?;
+        run_three_containers(&world, "nginx").await?;
+        until_answer(&world, "stats/summary", |answer| has_pod(answer, "nginx")).await?;
         world.force_delete("nginx").await?;
         assert!(world.pods().get_opt("nginx").await?.is_none());
-        until_answer(&world, "stats/summary", |answer| !has(answer, "nginx")).await?;
+        until_answer(&world, "stats/summary", |answer| !has_pod(answer, "nginx")).await?;
         daemon.until_vms(0).await?;
         daemon.stop().await
     });
@@ -191,7 +191,7 @@ async fn optional(world: &World, source: &str, reason: &str) -> Result<()> {
     daemon.stop().await
 }
 
-async fn mandatory(world: &World, source: &str, reason: &str) -> Result<()> {
+async fn check_missing_object(world: &World, source: &str, reason: &str) -> Result<()> {
     let daemon = world.start().await?;
     world.create("foo", &["serve"], container_with(source, false)).await?;
     let message = world.until_event("foo", reason).await?;
@@ -221,7 +221,7 @@ fn create_pod_with_optional_inexistent_secrets() {
 #[test]
 fn create_pod_with_mandatory_inexistent_secrets() {
     cluster::run(async |cluster| -> Result<()> {
-        mandatory(&World::new(cluster).await?, "secretKeyRef", "MandatorySecretNotFound").await
+        check_missing_object(&World::new(cluster).await?, "secretKeyRef", "MandatorySecretNotFound").await
     });
 }
 
@@ -237,6 +237,7 @@ fn create_pod_with_optional_inexistent_config_map() {
 #[test]
 fn create_pod_with_mandatory_inexistent_config_map() {
     cluster::run(async |cluster| -> Result<()> {
-        mandatory(&World::new(cluster).await?, "configMapKeyRef", "MandatoryConfigMapNotFound").await
+        check_missing_object(&World::new(cluster).await?, "configMapKeyRef", "MandatoryConfigMapNotFound")
+            .await
     });
 }

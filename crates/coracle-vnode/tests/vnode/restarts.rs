@@ -165,7 +165,7 @@ fn failed_reconcile_at_start_ends_without_a_node() {
         // The user may create Nodes and may not read pods, so that registration before the read would succeed.
         world.as_user(cluster, "no-reader").await?;
         let daemon = world.start().await?;
-        let error = daemon.ended().await.unwrap_err().to_string();
+        let error = daemon.wait_for_end().await.unwrap_err().to_string();
         assert_eq!(error, format!("cannot read the pods of virtual node {:?}", world.options.name));
         let nodes: Api<Node> = Api::all(world.client.clone());
         assert!(nodes.get_opt(&world.options.name).await?.is_none(), "it did not register");

@@ -54,11 +54,11 @@ impl World {
     }
 
     pub(crate) async fn until_state(&self, name: &str, state: LifecycleState) -> Result<Pod> {
-        self.until(name, state.as_str(), |pod| noted(pod).lifecycle_state == Some(state)).await
+        self.until(name, state.as_str(), |pod| vm_annotations(pod).lifecycle_state == Some(state)).await
     }
 }
 
-fn noted(pod: &Pod) -> VmRuntimeAnnotations {
+fn vm_annotations(pod: &Pod) -> VmRuntimeAnnotations {
     VmRuntimeAnnotations::from_pod(pod)
 }
 
@@ -72,7 +72,7 @@ async fn tag(daemon: &Daemon, registry: &DebianRegistry, vm: &str, tag: &str) ->
     Ok(daemon.host.remote_snapshot(&reference).await?.is_some())
 }
 
-fn waiting(pod: &Pod) -> String {
+fn waiting_reason(pod: &Pod) -> String {
     let status = pod.status.clone().unwrap_or_default().container_statuses.unwrap_or_default();
     let waiting = status.into_iter().next().and_then(|one| one.state?.waiting?.reason);
     waiting.unwrap_or_default()
@@ -87,9 +87,12 @@ fn run_pod_has_id_and_address_in_the_cluster() {
         let pod = world.until_state("demo-0", LifecycleState::Ready).await?;
         let pod = if is_ready(&pod) { pod } else { world.until_ready("demo-0").await? };
         let view = daemon.host.get("vk-prod-demo-0")?;
-        assert_eq!(noted(&pod).id, view.record.id.to_string());
-        assert_eq!(noted(&pod).ip, view.record.address.context("an address")?.to_string());
-        assert_eq!(pod.status.as_ref().and_then(|status| status.pod_ip.clone()), Some(noted(&pod).ip));
+        assert_eq!(vm_annotations(&pod).id, view.record.id.to_string());
+        assert_eq!(vm_annotations(&pod).ip, view.record.address.context("an address")?.to_string());
+        assert_eq!(
+            pod.status.as_ref().and_then(|status| status.pod_ip.clone()),
+            Some(vm_annotations(&pod).ip)
+        );
         assert_eq!(phase_of(&pod), "Running");
         daemon.stop().await
     });
@@ -101,7 +104,8 @@ fn pod_without_vm_name_waits_with_invalid_annotations() {
         let Some((world, _registry)) = world(cluster).await? else { return Ok(()) };
         let daemon = world.start().await?;
         world.create_vm("nameless", &[(keys::IMAGE, IMAGE)]).await?;
-        let pod = world.until("nameless", "explained", |pod| waiting(pod) == "InvalidAnnotations").await?;
+        let pod =
+            world.until("nameless", "explained", |pod| waiting_reason(pod) == "InvalidAnnotations").await?;
         assert_eq!(phase_of(&pod), "Pending");
         daemon.until_vms(0).await?;
         world.delete("nameless").await?;
@@ -132,7 +136,7 @@ fn pod_whose_image_is_a_disk_becomes_a_vm() {
         let vm = format!("vk-{}-bare", world.namespace);
         let said = VmSpecAnnotations::from_pod(&pod);
         assert_eq!((said.vm_name.as_str(), said.image.as_str()), (vm.as_str(), DISK));
-        assert_eq!(daemon.host.get(&vm)?.record.id.to_string(), noted(&pod).id);
+        assert_eq!(daemon.host.get(&vm)?.record.id.to_string(), vm_annotations(&pod).id);
         daemon.until_vms(1).await?;
         assert_eq!(phase_of(&world.until_ready("bare").await?), "Running");
 
@@ -196,8 +200,8 @@ fn hibernated_pod_keeps_running_without_a_vm_and_wakes() {
         let before = world.until_state("sleeper", LifecycleState::Ready).await?;
         world.annotate("sleeper", keys::HIBERNATE, json!("true")).await?;
         let asleep = world.until_state("sleeper", LifecycleState::Hibernated).await?;
-        assert_eq!((noted(&asleep).id, noted(&asleep).ip), (String::new(), String::new()));
-        let asleep = world.until("sleeper", "asleep", |pod| waiting(pod) == "Hibernated").await?;
+        assert_eq!((vm_annotations(&asleep).id, vm_annotations(&asleep).ip), (String::new(), String::new()));
+        let asleep = world.until("sleeper", "asleep", |pod| waiting_reason(pod) == "Hibernated").await?;
         assert_eq!((phase_of(&asleep), is_ready(&asleep)), ("Running", false));
         daemon.until_vms(0).await?;
         assert!(tag(&daemon, &registry, vm, "hibernate").await?);
@@ -212,7 +216,7 @@ fn hibernated_pod_keeps_running_without_a_vm_and_wakes() {
 
         world.annotate("sleeper", keys::HIBERNATE, Value::Null).await?;
         let awake = world.until_state("sleeper", LifecycleState::Ready).await?;
-        assert_eq!(noted(&awake).id, noted(&before).id, "the same VM");
+        assert_eq!(vm_annotations(&awake).id, vm_annotations(&before).id, "the same VM");
         let record = daemon.host.get(vm)?.record.clone();
         let woken = record.metadata.contains_key("coracle.dev/vm-pod-woken");
         assert_eq!((record.state, woken), (VmState::Running, true), "from its memory, not from its image");
@@ -263,7 +267,7 @@ fn saved_state_of_another_namespace_is_not_cloned() {
         theirs.delete("first", &kube::api::DeleteParams::default()).await?;
         daemon.until_vms(0).await?;
         world.create_vm("thief", &[(keys::VM_NAME, "vk-mine-0"), (keys::IMAGE, "vk-theirs-0")]).await?;
-        world.until("thief", "refused", |pod| waiting(pod) == "SnapshotNotShared").await?;
+        world.until("thief", "refused", |pod| waiting_reason(pod) == "SnapshotNotShared").await?;
         assert_eq!(daemon.host.snapshots().await?.len(), 0, "nothing was brought here");
         world
             .create_vm_in(&other, "again", &[(keys::VM_NAME, "vk-theirs-1"), (keys::IMAGE, "vk-theirs-0")])
@@ -308,14 +312,15 @@ fn pod_is_cloned_from_an_exported_snapshot() {
         assert_eq!(daemon.host.snapshots().await?.len(), 1, "both are of one snapshot");
 
         world.create_vm("outside", &clone("vk-outside-0", &hidden)).await?;
-        let refused = world.until("outside", "refused", |pod| waiting(pod) == "ErrSnapshotPull").await?;
+        let refused =
+            world.until("outside", "refused", |pod| waiting_reason(pod) == "ErrSnapshotPull").await?;
         let status = serde_json::to_string(&refused.status)?;
         assert!(status.contains("is not below a directory that this node has"), "{status}");
         let other = cluster.namespace().await?;
         world.create_vm_in(&other, "thief", &clone("vk-thief-0", &golden)).await?;
         let theirs = kube::Api::<Pod>::namespaced(world.client.clone(), &other);
         let refused =
-            async || theirs.get("thief").await.ok().filter(|pod| waiting(pod) == "SnapshotNotShared");
+            async || theirs.get("thief").await.ok().filter(|pod| waiting_reason(pod) == "SnapshotNotShared");
         eventually("the pod of another namespace is refused", refused).await?;
         daemon.stop().await
     });
@@ -360,7 +365,7 @@ fn static_vm_outlives_its_pod() {
         ];
         world.create_vm("visitor", &brought).await?;
         let pod = world.until_state("visitor", LifecycleState::Ready).await?;
-        assert_eq!(noted(&pod).ip, ip);
+        assert_eq!(vm_annotations(&pod).ip, ip);
         world.delete("visitor").await?;
         world.until_gone("visitor").await?;
         assert_eq!(daemon.host.get("vk-a-0")?.record.state, VmState::Running);
@@ -386,7 +391,7 @@ fn name_that_another_namespace_uses_is_refused() {
         let printed = eventually("the output of the first", async || log(&owner)).await?;
         assert!(printed.ends_with("stdout F /bin/true\n"), "{printed}");
         world.create_vm("second", &run("vk-a-b-c-0")).await?;
-        let second = world.until("second", "refused", |pod| waiting(pod) == "VMNameTaken").await?;
+        let second = world.until("second", "refused", |pod| waiting_reason(pod) == "VMNameTaken").await?;
         world.create_vm("third", &run("vk-d-0")).await?;
         world.until_ready("third").await?;
         assert_eq!(log(&second), None, "output of another namespace");
@@ -406,7 +411,7 @@ fn fork_is_of_the_vm_that_runs_now() {
         let never = (keys::SNAPSHOT_POLICY, "never");
         let fork = |vm| vec![(keys::VM_NAME, vm), (keys::FORK_FROM, "vk-a-0"), never];
         world.create_vm("early", &fork("vk-a-1")).await?;
-        world.until("early", "waiting", |pod| waiting(pod) == "ForkSourceMissing").await?;
+        world.until("early", "waiting", |pod| waiting_reason(pod) == "ForkSourceMissing").await?;
         world.create_vm("main", &[run("vk-a-0"), vec![never]].concat()).await?;
         world.until_ready("early").await?;
         let first = daemon.host.snapshot("fork-vk-a-0").await?;
@@ -442,7 +447,7 @@ fn restarted_daemon_keeps_vms_of_pods_and_leaves_orphans() {
         world.create_vm("new", &run("vk-c-0")).await?;
         world.until_ready("new").await?;
         let after = world.pods().get("stays").await?;
-        assert_eq!(noted(&after).id, noted(&before).id);
+        assert_eq!(vm_annotations(&after).id, vm_annotations(&before).id);
         assert_eq!(daemon.host.get("vk-a-0")?.record.boots, 1, "it was adopted");
         assert_eq!(daemon.host.get("vk-b-0")?.record.state, VmState::Running, "orphans are left alone");
         daemon.stop().await

@@ -235,7 +235,7 @@ impl World {
 
 impl Daemon {
     /// Waits until the node has ended without being stopped, and returns its result.
-    pub(crate) async fn ended(mut self) -> Result<()> {
+    pub(crate) async fn wait_for_end(mut self) -> Result<()> {
         let ended = timeout(LIMIT, self.task.join_next()).await?.context("no task")?;
         self.host.shutdown().await;
         Ok(ended??)

@@ -87,7 +87,7 @@ impl Vsphere for FakeVsphere {
         self.start("ReconfigVM_Task", Effect::Change(vm.id.clone(), change.clone())).await
     }
 
-    async fn ended(&self, task: &TaskId) -> Result<Option<Object>, VsphereError> {
+    async fn wait_task(&self, task: &TaskId) -> Result<Option<Object>, VsphereError> {
         let began = Instant::now();
         let limit = self.lock().task_limit.unwrap_or(TASK);
         let mut changed = self.machines.subscribe();

@@ -21,7 +21,7 @@ impl Effect {
                 if on && state.looks_at_images && !has_image(state, &id) {
                     return Err(Fault::of("FileNotFound"));
                 }
-                let vm = of(state, &id)?;
+                let vm = find_vm(state, &id)?;
                 if vm.powered_on == on {
                     return Err(Fault::of("InvalidPowerState"));
                 }
@@ -30,7 +30,7 @@ impl Effect {
                 Ok(None)
             }
             Self::Destroy(id) => {
-                if of(state, &id)?.powered_on {
+                if find_vm(state, &id)?.powered_on {
                     return Err(Fault::of("InvalidPowerState"));
                 }
                 state.vms.remove(&id);
@@ -38,7 +38,7 @@ impl Effect {
                 Ok(None)
             }
             Self::Change(id, change) => {
-                reconfigure(of(state, &id)?, change);
+                reconfigure(find_vm(state, &id)?, change);
                 Ok(None)
             }
             Self::Fail(kind) => Err(Fault::of(kind)),
@@ -46,7 +46,7 @@ impl Effect {
     }
 }
 
-fn of<'a>(state: &'a mut State, id: &str) -> Result<&'a mut Vm, Fault> {
+fn find_vm<'a>(state: &'a mut State, id: &str) -> Result<&'a mut Vm, Fault> {
     state.vms.get_mut(id).ok_or_else(|| Fault::of("ManagedObjectNotFound"))
 }
 

@@ -13,13 +13,13 @@ const WAIT_GRACE: Duration = Duration::from_secs(30);
 
 /// Creates a property collector. The session's default collector would share its filters among all users of the session.
 pub(super) async fn collector(session: &Session) -> Result<Object, VsphereError> {
-    made(
+    parse_created_object(
         &session.call("CreatePropertyCollector", &session.content.property_collector, "").await?,
         "collector",
     )
 }
 
-pub(super) fn made(answer: &Node, what: &str) -> Result<Object, VsphereError> {
+pub(super) fn parse_created_object(answer: &Node, what: &str) -> Result<Object, VsphereError> {
     answer.get("returnval").and_then(Node::object).ok_or_else(|| VsphereError::Protocol {
         operation: format!("make a {what}"),
         what: "none in the answer".into(),

@@ -52,7 +52,7 @@ impl Datastores {
             }
             Err(error) => return Err(error),
         }
-        self.roomiest(vm, pod).await
+        self.choose_roomiest(vm, pod).await
     }
 
     async fn recommended(
@@ -71,14 +71,14 @@ impl Datastores {
             .filter_map(|a| a.get("destination")?.object());
         match destinations.next() {
             Some(object) => {
-                let (name, _) = self.known(&object).await?;
+                let (name, _) = self.datastore_info(&object).await?;
                 Ok(Some(Store { object, name }))
             }
             None => Ok(None),
         }
     }
 
-    async fn roomiest(&self, vm: &VmConfigSpec, pod: &Store) -> Result<Store, VsphereError> {
+    async fn choose_roomiest(&self, vm: &VmConfigSpec, pod: &Store) -> Result<Store, VsphereError> {
         let members = self.session.properties(&pod.object, &["childEntity"]).await?;
         let members = members.map(|p| p.objects("childEntity")).unwrap_or_default();
         let found = self.session.retrieve(&members, &["name", "summary"]).await?;
@@ -106,11 +106,11 @@ impl Datastores {
 
     /// Object that searches a datastore's files (`HostDatastoreBrowser`).
     pub(super) async fn browser(&self, object: &Object) -> Result<Object, VsphereError> {
-        Ok(self.known(object).await?.1)
+        Ok(self.datastore_info(object).await?.1)
     }
 
     /// Name and browser of a datastore, cached after the first call.
-    async fn known(&self, object: &Object) -> Result<(String, Object), VsphereError> {
+    async fn datastore_info(&self, object: &Object) -> Result<(String, Object), VsphereError> {
         if let Some(known) = self.known.lock().get(&object.id) {
             return Ok(known.clone());
         }

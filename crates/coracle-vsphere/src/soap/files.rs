@@ -12,7 +12,7 @@ use super::{
 use crate::{File, Object, Site, VsphereError};
 
 /// Datastore path of `path`: `[store] path`.
-pub(super) fn on(site: &Site, path: &str) -> String {
+pub(super) fn datastore_path(site: &Site, path: &str) -> String {
     format!("[{}] {path}", site.iso.name)
 }
 
@@ -31,7 +31,7 @@ fn percent(text: &str, keep_slash: bool) -> String {
 }
 
 pub(super) async fn make_folder(session: &Session, site: &Site, folder: &str) -> Result<(), VsphereError> {
-    let arguments = text("name", on(site, folder))
+    let arguments = text("name", datastore_path(site, folder))
         + &reference("datacenter", &site.datacenter)
         + &text("createParentDirectories", true);
     match session.call("MakeDirectory", &session.content.file_manager, &arguments).await {
@@ -57,7 +57,7 @@ pub(super) async fn digest(
     site: &Site,
     path: &str,
 ) -> Result<Option<String>, VsphereError> {
-    let operation = || format!("read {}", on(site, path));
+    let operation = || format!("read {}", datastore_path(site, path));
     let request = session.request(Method::GET, &url(site, path)).await;
     let mut response = request.send().await.map_err(|e| session.transport(operation(), e))?;
     match response.status().as_u16() {
@@ -95,16 +95,16 @@ pub(super) async fn search(
             + &text("fileOwner", false),
     );
     let spec = el("searchSpec", details + &text("matchPattern", pattern));
-    let arguments = text("datastorePath", on(site, folder)) + &spec;
+    let arguments = text("datastorePath", datastore_path(site, folder)) + &spec;
     let task = session.start_task("SearchDatastore_Task", browser, &arguments).await;
     let ended = match task {
-        Ok(task) => tasks.ended(&task).await,
+        Ok(task) => tasks.wait_task(&task).await,
         Err(error) => Err(error),
     };
     match ended {
         // vCenter no longer knows the task, for example after its restart. This says nothing about files.
         Ok(None) => Err(VsphereError::Protocol {
-            operation: format!("search {}", on(site, folder)),
+            operation: format!("search {}", datastore_path(site, folder)),
             what: "the task has no result".into(),
         }),
         Ok(Some(result)) => Ok(Some(
@@ -131,9 +131,9 @@ pub(super) async fn rename(
     to: &str,
 ) -> Result<bool, VsphereError> {
     let datacenter = &site.datacenter;
-    let arguments = text("sourceName", on(site, from))
+    let arguments = text("sourceName", datastore_path(site, from))
         + &reference("sourceDatacenter", datacenter)
-        + &text("destinationName", on(site, to))
+        + &text("destinationName", datastore_path(site, to))
         + &reference("destinationDatacenter", datacenter)
         + &text("force", false);
     match run(session, tasks, "MoveDatastoreFile_Task", &arguments).await {
@@ -150,7 +150,7 @@ pub(super) async fn remove(
     site: &Site,
     path: &str,
 ) -> Result<(), VsphereError> {
-    let arguments = text("name", on(site, path)) + &reference("datacenter", &site.datacenter);
+    let arguments = text("name", datastore_path(site, path)) + &reference("datacenter", &site.datacenter);
     match run(session, tasks, "DeleteDatastoreFile_Task", &arguments).await {
         Err(error) if error.fault() == Some("FileNotFound") => Ok(()),
         other => other,
@@ -166,7 +166,7 @@ async fn run(
 ) -> Result<(), VsphereError> {
     let manager = &session.content.file_manager;
     let task = session.start_task(method, manager, arguments).await?;
-    tasks.ended(&task).await.map(drop)
+    tasks.wait_task(&task).await.map(drop)
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ pub(super) async fn resolve(session: &Session, spec: &SiteSpec) -> Result<Site, 
     let pool = pool.ok_or_else(|| {
         missing("vsphere.resourcePool", "resource pool below the host folder", &spec.resource_pool)
     })?;
-    let stores = named(session, of_dc.objects("datastore")).await?;
+    let stores = read_names(session, of_dc.objects("datastore")).await?;
     let iso = store(session, &dc_path, &stores, &spec.iso_datastore).await?;
     let storage = storage(session, &dc_path, &datacenter, &stores, &spec.datastore_cluster).await?;
     let network = network(session, &dc_path, of_dc.objects("network"), &spec.network).await?;
@@ -43,7 +43,12 @@ fn absolute(dc: &str, path: &str) -> Option<String> {
 }
 
 /// Object of one of the types at an absolute path, and its name.
-async fn at(session: &Session, dc: &str, path: &str, kinds: &[&str]) -> Result<Option<Store>, VsphereError> {
+async fn find_at_path(
+    session: &Session,
+    dc: &str,
+    path: &str,
+    kinds: &[&str],
+) -> Result<Option<Store>, VsphereError> {
     let Some(full) = absolute(dc, path) else { return Ok(None) };
     let Some(object) = by_path(session, &full).await?.filter(|o| kinds.contains(&o.kind.as_str())) else {
         return Ok(None);
@@ -59,9 +64,9 @@ async fn store(
     stores: &[(Object, String)],
     wanted: &str,
 ) -> Result<Store, VsphereError> {
-    match at(session, dc, wanted, &["Datastore"]).await? {
+    match find_at_path(session, dc, wanted, &["Datastore"]).await? {
         Some(found) => Ok(found),
-        None => one(stores, "vsphere.isoDatastore", "datastore", wanted),
+        None => select_by_name(stores, "vsphere.isoDatastore", "datastore", wanted),
     }
 }
 
@@ -86,7 +91,7 @@ async fn pool(session: &Session, dc: &str, path: &str) -> Result<Option<Object>,
     }
 }
 
-async fn named(session: &Session, objects: Vec<Object>) -> Result<Vec<(Object, String)>, VsphereError> {
+async fn read_names(session: &Session, objects: Vec<Object>) -> Result<Vec<(Object, String)>, VsphereError> {
     let found = session.retrieve(&objects, &["name"]).await?;
     Ok(found.into_iter().map(|(object, p)| (object, p.text("name").to_owned())).collect())
 }
@@ -96,7 +101,7 @@ fn is_named(name: &str, wanted: &str) -> bool {
     name == wanted || name.replace("%2f", "/").replace("%5c", "\\").replace("%25", "%") == wanted
 }
 
-fn one(
+fn select_by_name(
     all: &[(Object, String)],
     field: &'static str,
     kind: &'static str,
@@ -136,9 +141,9 @@ async fn storage(
     // The datastore cluster may be in a folder.
     let pods = in_view(session, dc, "StoragePod").await?;
     if pods.iter().any(|(_, name)| is_named(name, wanted)) {
-        return one(&pods, field, "datastore cluster", wanted).map(VmDatastores::Pod);
+        return select_by_name(&pods, field, "datastore cluster", wanted).map(VmDatastores::Pod);
     }
-    one(stores, field, "datastore cluster or datastore", wanted).map(VmDatastores::Single)
+    select_by_name(stores, field, "datastore cluster or datastore", wanted).map(VmDatastores::Single)
 }
 
 /// Objects of a type below `root`, with their names.
@@ -152,7 +157,7 @@ async fn in_view(
     let Some(view) = view.get("returnval").and_then(Node::object) else { return Ok(Vec::new()) };
     let listed = session.properties(&view, &["view"]).await;
     let _destroyed = session.call("DestroyView", &view, "").await;
-    named(session, listed?.map(|p| p.objects("view")).unwrap_or_default()).await
+    read_names(session, listed?.map(|p| p.objects("view")).unwrap_or_default()).await
 }
 
 async fn network(
@@ -162,9 +167,9 @@ async fn network(
     wanted: &str,
 ) -> Result<Network, VsphereError> {
     let kinds = ["Network", "DistributedVirtualPortgroup", "OpaqueNetwork"];
-    let Store { object, name } = match at(session, dc, wanted, &kinds).await? {
+    let Store { object, name } = match find_at_path(session, dc, wanted, &kinds).await? {
         Some(found) => found,
-        None => one(&named(session, all).await?, "vsphere.network", "network", wanted)?,
+        None => select_by_name(&read_names(session, all).await?, "vsphere.network", "network", wanted)?,
     };
     let broken = |what: &str| VsphereError::Protocol {
         operation: format!("read network {wanted}"),

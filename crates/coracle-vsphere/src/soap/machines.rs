@@ -72,11 +72,11 @@ async fn read(session: &Session, objects: &[Object]) -> Result<Vec<Vm>, VsphereE
         }
         Err(error) => return Err(error),
     };
-    Ok(found.into_iter().map(|(object, properties)| whole(object, &properties)).collect())
+    Ok(found.into_iter().map(|(object, properties)| vm_from_properties(object, &properties)).collect())
 }
 
-fn whole(object: Object, properties: &Properties) -> Vm {
-    let mut vm = unknown(object);
+fn vm_from_properties(object: Object, properties: &Properties) -> Vm {
+    let mut vm = unknown_vm(object);
     for path in PATHS {
         apply(&mut vm, path, properties.get(path));
     }
@@ -85,7 +85,7 @@ fn whole(object: Object, properties: &Properties) -> Vm {
 }
 
 /// VM before any of its properties is known.
-pub(super) fn unknown(object: Object) -> Vm {
+pub(super) fn unknown_vm(object: Object) -> Vm {
     Vm {
         object,
         name: String::new(),

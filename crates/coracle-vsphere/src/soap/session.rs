@@ -88,7 +88,7 @@ impl Session {
             refused: Mutex::default(),
         };
         let instance = Object::new("ServiceInstance", "ServiceInstance");
-        let answer = session.once("RetrieveServiceContent", &instance, "", session.options.call).await?;
+        let answer = session.call_once("RetrieveServiceContent", &instance, "", session.options.call).await?;
         session.content = Content::read(&answer)?;
         session.login(0).await?;
         session.metrics.session(true);
@@ -125,17 +125,17 @@ impl Session {
         deadline: Duration,
     ) -> Result<Node, VsphereError> {
         let seen = self.logins.load(Ordering::Acquire);
-        match self.once(method, this, arguments, deadline).await {
+        match self.call_once(method, this, arguments, deadline).await {
             // The server did nothing, so repeating any call is safe.
             Err(error) if error.fault() == Some("NotAuthenticated") => {
                 self.login(seen).await?;
-                self.once(method, this, arguments, deadline).await
+                self.call_once(method, this, arguments, deadline).await
             }
             other => other,
         }
     }
 
-    async fn once(
+    async fn call_once(
         &self,
         method: &'static str,
         this: &Object,
@@ -155,7 +155,7 @@ impl Session {
                 }
             }
         };
-        self.metrics.called(method, result.is_ok(), began.elapsed());
+        self.metrics.record_call(method, result.is_ok(), began.elapsed());
         debug!(method, object = this.id, ok = result.is_ok(), "vCenter call");
         result
     }
@@ -228,7 +228,7 @@ impl Session {
             + &text("password", self.credentials.password.reveal());
         let manager = &self.content.session_manager;
         let result = self.post("Login", manager, &arguments, "", self.options.call).await;
-        self.metrics.called("Login", result.is_ok(), began.elapsed());
+        self.metrics.record_call("Login", result.is_ok(), began.elapsed());
         match result {
             Ok((_, set)) => {
                 *cookie = set.unwrap_or_default().into();
@@ -250,7 +250,7 @@ impl Session {
     pub(super) async fn logout(&self) {
         self.places.close();
         let manager = &self.content.session_manager;
-        let _ended = self.once("Logout", manager, "", Duration::from_secs(5)).await;
+        let _ended = self.call_once("Logout", manager, "", Duration::from_secs(5)).await;
         self.metrics.session(false);
     }
 
@@ -295,7 +295,7 @@ impl Session {
             while let Some(page) = answer.get("returnval") {
                 all.extend(page.all("objects").filter_map(read_object));
                 for object in page.all("objects") {
-                    refused(object)?;
+                    check_missing_set(object)?;
                 }
                 let token = page.text_of("token").to_owned();
                 if token.is_empty() {
@@ -385,7 +385,7 @@ impl Properties {
 
 /// Returns an error that names a property which the user may not read, because an empty value would have another meaning. Other
 /// properties are missing because the object does not have them at present.
-fn refused(node: &Node) -> Result<(), VsphereError> {
+fn check_missing_set(node: &Node) -> Result<(), VsphereError> {
     let missing = node.all("missingSet").map(|m| (m.text_of("path"), task_fault_of(m)));
     let mut refused =
         missing.filter(|(_, fault)| matches!(fault.kind.as_str(), "NoPermission" | "NotAuthenticated"));
@@ -441,14 +441,14 @@ impl Content {
             file_manager: object("fileManager")?,
             storage_manager: object("storageResourceManager")?,
             task_manager: object("taskManager").ok(),
-            api_version: older(about.map_or("", |a| a.text_of("apiVersion"))).to_owned(),
+            api_version: negotiate_version(about.map_or("", |a| a.text_of("apiVersion"))).to_owned(),
             instance: about.map_or("", |a| a.text_of("instanceUuid")).to_owned(),
         })
     }
 }
 
 /// Returns the older of the server's version and the newest known version.
-fn older(server: &str) -> &str {
+fn negotiate_version(server: &str) -> &str {
     let numbers = |v: &str| v.split('.').map(|n| n.parse::<u32>().unwrap_or(0)).collect::<Vec<_>>();
     if server.is_empty() || numbers(server) > numbers(API_VERSION_MAX) { API_VERSION_MAX } else { server }
 }
@@ -466,7 +466,7 @@ mod tests {
             ("9.0", "8.0.0.1"),
             ("", "8.0.0.1"),
         ] {
-            assert_eq!(older(server), want, "{server}");
+            assert_eq!(negotiate_version(server), want, "{server}");
         }
     }
 }

@@ -38,7 +38,7 @@ const ADAPTERS: [(&str, &str); 7] = [
     ("sriov", "VirtualSriovEthernetCard"),
 ];
 
-fn word(
+fn map_keyword(
     field: &'static str,
     value: &str,
     words: &[(&'static str, &'static str)],
@@ -79,7 +79,7 @@ pub(super) fn config(
 
 fn devices(vm: &VmConfigSpec, site: &Site, store: Option<&Store>) -> Result<String, VsphereError> {
     let allowed = "pvscsi, lsilogic, lsilogic-sas, buslogic, nvme, sata, ide";
-    let controller = word("vsphere.scsiType", &vm.controller, &CONTROLLERS, allowed)?;
+    let controller = map_keyword("vsphere.scsiType", &vm.controller, &CONTROLLERS, allowed)?;
     let mut all = String::new();
     let mut disk_controller = IDE_KEY;
     if !controller.is_empty() {
@@ -88,12 +88,12 @@ fn devices(vm: &VmConfigSpec, site: &Site, store: Option<&Store>) -> Result<Stri
         if controller.contains("SCSI") || controller.contains("Logic") {
             inner += &text("sharedBus", "noSharing");
         }
-        all += &add(None, typed("device", controller, inner));
+        all += &device_change(None, typed("device", controller, inner));
     }
-    all += &add(Some("create"), typed("device", "VirtualDisk", disk(vm, store, disk_controller)));
+    all += &device_change(Some("create"), typed("device", "VirtualDisk", disk(vm, store, disk_controller)));
     // On IDE, the disk is unit 0 of the controller.
     let unit = i32::from(disk_controller == IDE_KEY);
-    all += &add(
+    all += &device_change(
         None,
         typed(
             "device",
@@ -102,16 +102,16 @@ fn devices(vm: &VmConfigSpec, site: &Site, store: Option<&Store>) -> Result<Stri
         ),
     );
     let allowed = "e1000, e1000e, vmxnet2, vmxnet3, vmxnet3vrdma, pcnet32, sriov";
-    let adapter = word("vsphere.networkAdapterType", &vm.adapter, &ADAPTERS, allowed)?;
+    let adapter = map_keyword("vsphere.networkAdapterType", &vm.adapter, &ADAPTERS, allowed)?;
     let card = text("key", NIC_KEY)
         + &network_backing(&site.network)
         + &connectable(true, true, true)
         + &text("addressType", "generated");
-    all += &add(None, typed("device", adapter, card));
+    all += &device_change(None, typed("device", adapter, card));
     Ok(all)
 }
 
-fn add(file: Option<&str>, device: String) -> String {
+fn device_change(file: Option<&str>, device: String) -> String {
     let file = file.map(|f| text("fileOperation", f)).unwrap_or_default();
     el("deviceChange", text("operation", "add") + &file + &device)
 }

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use super::{
-    collector::{changes, collector, filter, made, wait},
+    collector::{changes, collector, filter, parse_created_object, wait},
     session::Session,
     xml::{Node, reference, task_fault},
 };
@@ -84,7 +84,7 @@ impl TaskWatch {
     ///
     /// # Errors
     /// [`VsphereError::TaskRuns`] after the time limit of a wait; the task continues.
-    pub(super) async fn ended(&self, task: &TaskId) -> Result<Option<Node>, VsphereError> {
+    pub(super) async fn wait_task(&self, task: &TaskId) -> Result<Option<Node>, VsphereError> {
         let known = self.tasks.lock().ended.iter().find(|(id, _)| *id == task.0).map(|(_, end)| end.clone());
         let end = match known {
             Some(end) => end,
@@ -113,7 +113,7 @@ impl TaskWatch {
             match self.read(task).await {
                 Ok(Seen::Ended(end)) => {
                     warn!(task = task.0, ?waited, "long poll missed the end of a task, creating it again");
-                    self.tell(&task.0, &end);
+                    self.notify_waiters(&task.0, &end);
                     self.renew.notify_one();
                     return Ok(end);
                 }
@@ -177,7 +177,8 @@ impl TaskWatch {
         }
         let collector = collector(&self.session).await?;
         let view_manager = &self.session.content.view_manager;
-        let list = made(&self.session.call("CreateListView", view_manager, "").await?, "list")?;
+        let list =
+            parse_created_object(&self.session.call("CreateListView", view_manager, "").await?, "list")?;
         let filter = filter("ListView", &list, "Task", &PATHS);
         self.session.call("CreateFilter", &collector, &filter).await?;
         self.tasks.lock().listed.clear();
@@ -202,7 +203,7 @@ impl TaskWatch {
             let Some(set) = wait(&self.session, collector, &version, longest).await? else { continue };
             version = set.text_of("version").to_owned();
             for (object, update) in changes(&set) {
-                self.take(&mut infos, &object.id, update);
+                self.apply_update(&mut infos, &object.id, update);
             }
             if set.text_of("truncated") != "true" {
                 sleep(COALESCE).await;
@@ -211,7 +212,7 @@ impl TaskWatch {
     }
 
     /// Applies changes of a task, and notifies its waiters when it has ended.
-    fn take(&self, infos: &mut HashMap<String, TaskInfo>, id: &str, update: &Node) {
+    fn apply_update(&self, infos: &mut HashMap<String, TaskInfo>, id: &str, update: &Node) {
         let info = infos.entry(id.to_owned()).or_default();
         for change in update.all("changeSet") {
             let value = change.get("val");
@@ -228,10 +229,10 @@ impl TaskWatch {
             _ => return,
         };
         infos.remove(id);
-        self.tell(id, &end);
+        self.notify_waiters(id, &end);
     }
 
-    fn tell(&self, id: &str, end: &Ended) {
+    fn notify_waiters(&self, id: &str, end: &Ended) {
         let mut tasks = self.tasks.lock();
         for waiting in tasks.waiting.remove(id).unwrap_or_default() {
             // The waiter may have been cancelled.
@@ -271,7 +272,7 @@ impl TaskWatch {
             self.listed.notify_one();
             // vCenter keeps ended tasks for a few minutes and does not know older ones.
             for unknown in answer.all("returnval").filter_map(Node::object) {
-                self.tell(&unknown.id, &Ok(None));
+                self.notify_waiters(&unknown.id, &Ok(None));
             }
         }
     }

@@ -26,7 +26,7 @@ pub(super) fn client(credentials: &Credentials, options: &SoapOptions) -> Result
         .pool_idle_timeout(options.idle)
         .pool_max_idle_per_host(options.calls_max);
     let builder = if !credentials.thumbprint.is_empty() {
-        builder.tls_backend_preconfigured(pinned(&credentials.thumbprint).map_err(wrong)?)
+        builder.tls_backend_preconfigured(pinned_config(&credentials.thumbprint).map_err(wrong)?)
     } else if credentials.insecure {
         builder.tls_danger_accept_invalid_certs(true)
     } else if !credentials.ca_pem.is_empty() {
@@ -42,7 +42,7 @@ pub(super) fn client(credentials: &Credentials, options: &SoapOptions) -> Result
     builder.build().map_err(|e| wrong(e.to_string()))
 }
 
-fn pinned(thumbprint: &str) -> Result<ClientConfig, String> {
+fn pinned_config(thumbprint: &str) -> Result<ClientConfig, String> {
     let provider = Arc::new(provider_of::default_provider());
     let pin = Pin { thumbprint: thumbprint.to_owned(), provider: provider.clone() };
     let config = ClientConfig::builder_with_provider(provider)

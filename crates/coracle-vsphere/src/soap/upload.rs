@@ -19,7 +19,7 @@ use tokio::{sync::Mutex, time::sleep};
 use tracing::{debug, info};
 
 use super::{
-    files::{on, url, url_at_host},
+    files::{datastore_path, url, url_at_host},
     session::{Properties, Session},
     tls,
     xml::text,
@@ -46,7 +46,7 @@ impl Source {
             if let Ok(chunk) = &chunk {
                 let bytes = u64::try_from(chunk.len()).unwrap_or(0);
                 source.taken.fetch_add(bytes, Ordering::Relaxed);
-                source.metrics.uploaded(bytes);
+                source.metrics.record_upload(bytes);
             }
             Some((chunk, source))
         });
@@ -156,21 +156,21 @@ async fn send(
     request: RequestBuilder,
     source: &Source,
 ) -> Result<(), VsphereError> {
-    let operation = || format!("upload to {}", on(site, path));
+    let operation = || format!("upload to {}", datastore_path(site, path));
     let request = request
         .header(header::CONTENT_LENGTH, length)
         .header(header::CONTENT_TYPE, "application/octet-stream")
         .body(source.stream());
     let response = tokio::select! {
         response = request.send() => response.map_err(|e| session.transport(operation(), e))?,
-        () = stalled(&source.taken, session.options().upload_idle) => {
+        () = wait_stalled(&source.taken, session.options().upload_idle) => {
             return Err(VsphereError::Protocol { operation: operation(), what: "no byte was taken for too long".into() });
         }
     };
-    outcome(&response, operation())
+    check_status(&response, operation())
 }
 
-fn outcome(response: &Response, operation: String) -> Result<(), VsphereError> {
+fn check_status(response: &Response, operation: String) -> Result<(), VsphereError> {
     match response.status().as_u16() {
         200 | 201 | 204 => Ok(()),
         401 => Err(VsphereError::task(operation, Fault::of("NotAuthenticated"))),
@@ -185,7 +185,7 @@ fn outcome(response: &Response, operation: String) -> Result<(), VsphereError> {
 }
 
 /// Returns when the count has not changed for `idle`.
-async fn stalled(count: &AtomicU64, idle: Duration) {
+async fn wait_stalled(count: &AtomicU64, idle: Duration) {
     let mut last = u64::MAX;
     loop {
         let now = count.load(Ordering::Relaxed);

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use super::{
-    collector::{changes, collector, filter, made, wait},
+    collector::{changes, collector, filter, parse_created_object, wait},
     machines,
     session::Session,
     xml::{Node, reference, text},
@@ -88,7 +88,7 @@ impl SiteWatch {
         let arguments =
             reference("container", &self.folder) + &text("type", "VirtualMachine") + &text("recursive", true);
         let view = self.session.call("CreateContainerView", &content.view_manager, &arguments).await?;
-        let view = made(&view, "view")?;
+        let view = parse_created_object(&view, "view")?;
         let filter = filter("ContainerView", &view, "VirtualMachine", &machines::PATHS);
         self.session.call("CreateFilter", &collector, &filter).await?;
         let lost = self.updates(&collector).await;
@@ -126,7 +126,7 @@ fn take(vms: &mut HashMap<String, Arc<crate::Vm>>, object: Object, update: &Node
         return;
     }
     let id = object.id.clone();
-    let vm = vms.entry(id).or_insert_with(|| Arc::new(machines::unknown(object)));
+    let vm = vms.entry(id).or_insert_with(|| Arc::new(machines::unknown_vm(object)));
     let vm = Arc::make_mut(vm);
     for change in update.all("changeSet") {
         machines::apply(vm, change.text_of("name"), change.get("val"));

@@ -68,23 +68,25 @@ pub(crate) fn parse(text: &str) -> Result<Node, String> {
                 if open.len() >= DEPTH_MAX {
                     return Err(format!("nested deeper than {DEPTH_MAX}"));
                 }
-                open.push(begin(&reader, &start)?);
+                open.push(start_element(&reader, &start)?);
             }
             Event::Empty(start) => {
-                let node = begin(&reader, &start)?;
-                last(&mut open)?.children.push(node);
+                let node = start_element(&reader, &start)?;
+                open_element(&mut open)?.children.push(node);
             }
             Event::End(_) => {
                 let node = open.pop().ok_or("more ends than beginnings")?;
-                last(&mut open)?.children.push(node);
+                open_element(&mut open)?.children.push(node);
             }
             Event::Text(part) => {
-                last(&mut open)?.text.push_str(&part.xml10_content().map_err(|e| e.to_string())?)
+                open_element(&mut open)?.text.push_str(&part.xml10_content().map_err(|e| e.to_string())?)
             }
-            Event::CData(part) => last(&mut open)?.text.push_str(&part.decode().map_err(|e| e.to_string())?),
+            Event::CData(part) => {
+                open_element(&mut open)?.text.push_str(&part.decode().map_err(|e| e.to_string())?)
+            }
             Event::GeneralRef(reference) => {
                 let name = reference.decode().map_err(|e| e.to_string())?;
-                let text = &mut last(&mut open)?.text;
+                let text = &mut open_element(&mut open)?.text;
                 match reference.resolve_char_ref().map_err(|e| e.to_string())? {
                     Some(character) => text.push(character),
                     None => text.push_str(resolve_predefined_entity(&name).ok_or("an unknown entity")?),
@@ -98,11 +100,11 @@ pub(crate) fn parse(text: &str) -> Result<Node, String> {
     root.children.pop().ok_or_else(|| "no element".to_owned())
 }
 
-fn last(open: &mut [Node]) -> Result<&mut Node, String> {
+fn open_element(open: &mut [Node]) -> Result<&mut Node, String> {
     open.last_mut().ok_or_else(|| "more ends than beginnings".to_owned())
 }
 
-fn begin(reader: &NsReader<&[u8]>, start: &BytesStart<'_>) -> Result<Node, String> {
+fn start_element(reader: &NsReader<&[u8]>, start: &BytesStart<'_>) -> Result<Node, String> {
     let local = String::from_utf8_lossy(start.local_name().as_ref()).into_owned();
     let mut node = Node { name: local, ..Node::default() };
     for attribute in start.attributes() {

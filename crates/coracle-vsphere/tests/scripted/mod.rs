@@ -91,7 +91,7 @@ fn task_whose_end_the_long_poll_missed_is_read() {
     run(script, |server| async move {
         let client = client(&server, |_| {}).await;
         let ended =
-            tokio::time::timeout(Duration::from_secs(10), client.ended(&TaskId("task-1".into()))).await?;
+            tokio::time::timeout(Duration::from_secs(10), client.wait_task(&TaskId("task-1".into()))).await?;
         assert_eq!(ended?, None);
         assert!(server.count("CreateListView") <= 2, "the list is made anew once");
         client.close().await;
@@ -108,7 +108,7 @@ fn task_that_never_ends_is_an_error_after_the_limit() {
     run(script, |server| async move {
         let client = client(&server, |_| {}).await;
         let ended =
-            tokio::time::timeout(Duration::from_secs(10), client.ended(&TaskId("task-1".into()))).await?;
+            tokio::time::timeout(Duration::from_secs(10), client.wait_task(&TaskId("task-1".into()))).await?;
         let error = ended.unwrap_err();
         assert!(
             matches!(&error, VsphereError::TaskRuns { state, .. } if state == "running, 43 %"),

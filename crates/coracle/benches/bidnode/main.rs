@@ -73,7 +73,7 @@ const FIGURES: [(&str, &str); 7] = [
 static TOLD: AtomicUsize = AtomicUsize::new(0);
 
 /// Prints the next figure.
-fn tell(value: f64) {
+fn print_next_figure(value: f64) {
     if let Some((name, unit)) = FIGURES.get(TOLD.fetch_add(1, Ordering::Relaxed)) {
         figure(name, value, unit);
     }
@@ -118,11 +118,11 @@ fn start(dir: &Path, log: &str, args: &[&str]) -> Result<Owned> {
 }
 
 /// Returns a `host:port` that was free when it was checked.
-fn free() -> Result<String> {
+fn free_address() -> Result<String> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.to_string())
 }
 
-fn with<T>(message: T) -> Request<T> {
+fn with_token<T>(message: T) -> Request<T> {
     let mut request = Request::new(message);
     request.metadata_mut().insert("authorization", format!("Bearer {ADMIN}").parse().unwrap());
     request
@@ -132,7 +132,7 @@ async fn measure(dir: &Path) -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.client();
     prepare(&client).await?;
-    let (grpc, http, admin) = (free()?, free()?, free()?);
+    let (grpc, http, admin) = (free_address()?, free_address()?, free_address()?);
     let store = format!("sqlite:{}", dir.join("market.db").display());
     let serve =
         ["market", "serve", "--store", &store, "--grpc", &grpc, "--http", &http, "--admin-listen", &admin];
@@ -150,7 +150,7 @@ async fn measure(dir: &Path) -> Result<()> {
     let operator =
         ["operator", "--controllers=bidnode", "--no-election", "--kubeconfig", &kubeconfig, "--market", &url];
     let more = ["--market-token", ADMIN, "--market-cluster=bench", "--market-rate=2000", "--log=warn"];
-    let scraped = free()?;
+    let scraped = free_address()?;
     let operator =
         start(dir, "operator.log", &[&operator[..], &more, &["--admin-listen", &scraped]].concat())?;
     let began = Instant::now();
@@ -172,7 +172,7 @@ async fn measure(dir: &Path) -> Result<()> {
     let p99 = p99_ms(&passes, &reconciles(&scraped).await?)?;
     // Adding 0.0 turns the sum of nothing, which is -0.0, into 0.
     for value in [writes.total() + 0.0, calls, cores, rss, p99] {
-        tell(value);
+        print_next_figure(value);
     }
     eprintln!("writes {writes:?}; the market has {:.0} MiB", rss_mib(market.0.id())?);
     eprintln!("goals: 0 writes, 0 calls, at most 0.25 cores and 300 MiB, reconcile p99 at most 5 ms");
@@ -211,11 +211,13 @@ async fn tenants(channel: &Channel) -> Result<String> {
     let mut admin = AdminClient::new(channel.clone());
     for n in 0..NAMESPACES {
         let tenant = format!("bench/bench-{n}");
-        admin.put_tenant(with(PutTenantRequest { tenant, rate: 100_000, ..Default::default() })).await?;
+        admin
+            .put_tenant(with_token(PutTenantRequest { tenant, rate: 100_000, ..Default::default() }))
+            .await?;
     }
     let host =
         PutTenantRequest { tenant: "host".into(), scopes: vec!["supply".into()], ..Default::default() };
-    Ok(admin.put_tenant(with(host)).await?.into_inner().token)
+    Ok(admin.put_tenant(with_token(host)).await?.into_inner().token)
 }
 
 async fn create(client: &Client) -> Result<()> {

@@ -24,7 +24,7 @@ use kube::{
 use tokio::{task::JoinSet, time::sleep};
 use tonic::transport::Channel;
 
-use crate::{NAMESPACES, tell, with};
+use crate::{NAMESPACES, print_next_figure, with_token};
 
 pub(crate) const MARKET: &str = "a100-4x/local";
 /// Notice period that the supplier's lots promise; that of the market is at least as long.
@@ -48,7 +48,7 @@ pub(crate) async fn put_market(channel: &Channel, call_interval_ms: i64) -> Resu
         effective_at_ms: 1,
         ..PutMarketRequest::default()
     };
-    AdminClient::new(channel.clone()).put_market(with(market)).await?;
+    AdminClient::new(channel.clone()).put_market(with_token(market)).await?;
     Ok(())
 }
 
@@ -62,14 +62,14 @@ pub(crate) async fn measure(client: &Client, channel: &Channel) -> Result<()> {
     for n in 0..SINGLES {
         let before = known();
         outbid(channel, &format!("one-{n}"), 1).await?;
-        until(|| known() > before, "a single notice is obeyed").await?;
+        wait_until(|| known() > before, "a single notice is obeyed").await?;
     }
     let single = latencies(channel, &cordons, &BTreeMap::new()).await?;
     report("single", &single, SINGLES)?;
     let told = cordons.lock().unwrap().clone();
     outbid(channel, "many", AT_ONCE).await?;
     let before = told.len();
-    let obeyed = until(|| known() >= before + AT_ONCE, "a thousand notices are obeyed").await;
+    let obeyed = wait_until(|| known() >= before + AT_ONCE, "a thousand notices are obeyed").await;
     obeyed.with_context(|| format!("{} of {AT_ONCE} nodes were cordoned", known() - before))?;
     let many = latencies(channel, &cordons, &told).await?;
     report("a thousand at once", &many, AT_ONCE)
@@ -82,7 +82,7 @@ fn report(what: &str, took: &[f64], least: usize) -> Result<()> {
         "  notice to cordon, {what}: {} nodes, p50 {p50:.0} ms, p99 {p99:.0} ms, max {most:.0} ms",
         took.len()
     );
-    tell(p99);
+    print_next_figure(p99);
     Ok(())
 }
 
@@ -111,11 +111,11 @@ async fn outbid(channel: &Channel, owner: &str, units: usize) -> Result<()> {
         tenant: "rival".into(),
         ..PlaceBidRequest::default()
     };
-    TradingClient::new(channel.clone()).place_bid(with(bid)).await?;
+    TradingClient::new(channel.clone()).place_bid(with_token(bid)).await?;
     Ok(())
 }
 
-async fn until(is_so: impl Fn() -> bool, what: &str) -> Result<()> {
+async fn wait_until(is_so: impl Fn() -> bool, what: &str) -> Result<()> {
     let began = Instant::now();
     while !is_so() {
         ensure!(began.elapsed() < LIMIT, "{what} within {LIMIT:?}");
@@ -134,7 +134,7 @@ async fn latencies(channel: &Channel, cordons: &Cordons, told: &BTreeMap<String,
             ..ListAllocationsRequest::default()
         };
         let all = TradingClient::new(channel.clone()).max_decoding_message_size(1 << 26);
-        let all = { all }.list_allocations(with(request)).await.context("list units")?.into_inner();
+        let all = { all }.list_allocations(with_token(request)).await.context("list units")?.into_inner();
         let under_notice = all.allocations.into_iter().filter(|unit| unit.preempt_at_ms > 0);
         noticed.extend(under_notice.map(|unit| (unit.allocation, unit.preempt_at_ms - NOTICE_MS)));
     }

@@ -18,7 +18,7 @@ const BURSTS: usize = 5;
 const COLD: usize = 3;
 
 /// Measures a node that had time to pool a clone for each start. `cold` is the median of cold boots in ms.
-pub(super) async fn pooled(dir: &Path, cold: f64) {
+pub(super) async fn measure_pooled(dir: &Path, cold: f64) {
     std::fs::create_dir_all(dir).expect("a directory");
     let depth = BURST.to_string();
     let settings = [("CORACLE_NODE_WARM_POOL_MIN", &*depth), ("CORACLE_NODE_WARM_POOL_MAX", &*depth)];
@@ -33,7 +33,7 @@ pub(super) async fn pooled(dir: &Path, cold: f64) {
 }
 
 /// Measures a node without a warm pool. The figures are medians over the bursts, compared with the cold boots between them.
-pub(super) async fn alone(system: &System) {
+pub(super) async fn measure_unpooled(system: &System) {
     let (mut p50, mut p95, mut cold) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..BURSTS {
         for n in 0..COLD {

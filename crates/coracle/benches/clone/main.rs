@@ -40,7 +40,7 @@ const AT_REST: usize = 8;
 fn main() {
     netns::run_within(Duration::from_secs(3000), || async {
         let dir = tempfile::tempdir().expect("a temporary directory");
-        alone(&dir.path().join("alone")).await;
+        measure_on_request(&dir.path().join("alone")).await;
         // A pool of one clone, which each start waits for, so that no start competes with the clone that replaces the previous
         // one.
         let system = System::up(dir.path(), &[("CORACLE_NODE_WARM_POOL_MIN", "1")]).await;
@@ -49,11 +49,11 @@ fn main() {
         figure("template.ratio", whole_ms(template.took_ms) / cold, "ratio");
         // The RAM of a template is shared while it is taken; that of a clone is not.
         figure("save.ms", whole_ms(template.save_ms), "ms");
-        at_rest(&system).await;
+        measure_idle(&system).await;
         verbs(&system).await;
         applies(&system).await;
         system.down().await;
-        burst::pooled(&dir.path().join("burst"), cold).await;
+        burst::measure_pooled(&dir.path().join("burst"), cold).await;
         containers::measure(&dir.path().join("containers"), cold).await;
     });
 }
@@ -76,7 +76,7 @@ fn without_workload(whole: f64, vm: &pb::Vm) -> f64 {
 }
 
 /// Measures clones that are started on request, compared with cold boots.
-async fn alone(dir: &Path) {
+async fn measure_on_request(dir: &Path) {
     std::fs::create_dir_all(dir).expect("a directory");
     let system = System::up(dir, &[("CORACLE_NODE_WARM_POOL", "0")]).await;
     warm(&system).await;
@@ -101,7 +101,7 @@ async fn alone(dir: &Path) {
     figure("clone.alone_ratio", p50 / cold_p50, "ratio");
     figure("clone.alone_p95_ratio", p95 / cold_p50, "ratio");
     figure("clone.cpu_ratio", percentile(&clone.cpu, 50) / percentile(&cold.cpu, 50), "ratio");
-    burst::alone(&system).await;
+    burst::measure_unpooled(&system).await;
     system.down().await;
 }
 
@@ -149,7 +149,7 @@ async fn starts(system: &System, dir: &Path) -> f64 {
 }
 
 /// Measures the private memory of idle clones, and of the pooled one.
-async fn at_rest(system: &System) {
+async fn measure_idle(system: &System) {
     let vmms = system.node.create_many(AT_REST, Start::Clone).await;
     system.node.wait_until_pooled().await;
     sleep(IDLE).await;

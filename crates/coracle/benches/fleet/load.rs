@@ -69,12 +69,16 @@ pub(crate) async fn measure(cluster: &'static Cluster) -> Result<()> {
 
     sleep(IDLE).await; // a late write belongs to the way to Running, too
     let grown = api_writes(&client).await?.since(&before);
-    figure("fleet.writes_per_vm", written(&grown) / f64::from(u32::try_from(count)?) - 1.0, "writes/VM");
+    figure(
+        "fleet.writes_per_vm",
+        mikromvm_writes(&grown) / f64::from(u32::try_from(count)?) - 1.0,
+        "writes/VM",
+    );
     figure("fleet.calls_per_vm", grown.calls / f64::from(u32::try_from(count)?), "calls/VM");
     figure("operator.rss_10000_mib", rss_mib(operator.id().context("it runs")?)?, "MiB");
 
     let quiet = quiet_minute(&client).await?;
-    figure("fleet.quiet_writes_per_min", written(&quiet), "writes/min");
+    figure("fleet.quiet_writes_per_min", mikromvm_writes(&quiet), "writes/min");
     let calls = (quiet.calls - alone.calls).max(0.0) / f64::from(u32::try_from(NODES.len())?);
     figure("fleet.quiet_calls_per_min", calls, "calls/min/node");
 
@@ -131,7 +135,7 @@ async fn quiet_minute(client: &Client) -> Result<Writes> {
     Ok(api_writes(client).await?.since(&before))
 }
 
-fn written(writes: &Writes) -> f64 {
+fn mikromvm_writes(writes: &Writes) -> f64 {
     writes.objects.get(GROUP).copied().unwrap_or_default()
 }
 

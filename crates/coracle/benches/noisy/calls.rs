@@ -35,7 +35,7 @@ impl Times {
 }
 
 /// Makes calls until `work` has ended.
-pub(super) async fn under(node: &Node, work: impl Future<Output = ()>) -> Times {
+pub(super) async fn measure_during(node: &Node, work: impl Future<Output = ()>) -> Times {
     let (mut times, ended) = (Times::default(), Cell::new(false));
     let calls = async {
         while !ended.get() {

@@ -83,7 +83,7 @@ async fn measure(node: &Node, victim: &Victim, windows: &mut Windows) -> calls::
             windows.push(victim.window(node, work).await);
         }
     };
-    calls::under(node, work).await
+    calls::measure_during(node, work).await
 }
 
 /// Pauses the noisy guest, and writes to disk what it has left in memory.

@@ -89,13 +89,13 @@ impl Victim {
     pub(super) async fn window(&self, node: &Node, work: Work) -> Window {
         let (cpu, began) = (self.cpu_time(), Instant::now());
         let rounds = match work {
-            Work::Compute => counted(node, "i=0; while [ $i -lt 1000 ]; do i=$((i+1)); done").await,
+            Work::Compute => count_in_guest(node, "i=0; while [ $i -lt 1000 ]; do i=$((i+1)); done").await,
             Work::Write => {
                 let write = "/bin/busybox dd if=/dev/zero of=/work bs=1M count=1 conv=fsync 2>/dev/null";
-                counted(node, write).await
+                count_in_guest(node, write).await
             }
-            Work::Serve => repeated(async || fetch(&self.address).await).await,
-            Work::Exec => repeated(async || drop(shell(node, ":").await)).await,
+            Work::Serve => count_rounds(async || fetch(&self.address).await).await,
+            Work::Exec => count_rounds(async || drop(shell(node, ":").await)).await,
         };
         Window { rounds, seconds: began.elapsed().as_secs_f64(), cpu_seconds: self.cpu_time() - cpu }
     }
@@ -106,7 +106,7 @@ impl Victim {
 }
 
 /// Returns how often the guest ran `line` in one window.
-async fn counted(node: &Node, line: &str) -> f64 {
+async fn count_in_guest(node: &Node, line: &str) -> f64 {
     let seconds = WINDOW.as_secs();
     let script = format!(
         "( /bin/busybox sleep {seconds}; : >/stop ) & n=0; while [ ! -e /stop ]; do {line}; n=$((n+1)); done; \
@@ -115,7 +115,7 @@ async fn counted(node: &Node, line: &str) -> f64 {
     shell(node, &script).await.trim().parse().expect("a count")
 }
 
-async fn repeated(mut work: impl AsyncFnMut()) -> f64 {
+async fn count_rounds(mut work: impl AsyncFnMut()) -> f64 {
     let (began, mut rounds) = (Instant::now(), 0.0);
     while began.elapsed() < WINDOW {
         work().await;

@@ -9,7 +9,7 @@ use coracle_testkit::tools;
 use serde_json::json;
 
 use super::servers::{Server, Which};
-use super::{ROUNDS, data, median, tell};
+use super::{ROUNDS, data, median, print_figure};
 
 pub(crate) async fn measure(dir: &Path, told: &mut Vec<&'static str>) -> Result<()> {
     let disk = dir.join("disk.raw");
@@ -52,8 +52,8 @@ pub(crate) async fn measure(dir: &Path, told: &mut Vec<&'static str>) -> Result<
     );
     let both = |times: &(Vec<f64>, Vec<f64>)| median(&times.0) + median(&times.1);
     eprintln!("push and pull together: {:.2} times skopeo's; goal 3", both(&theirs) / both(&ours));
-    tell(told, "chunked.push_ratio", median(&theirs.0) / median(&ours.0));
-    tell(told, "chunked.pull_ratio", median(&theirs.1) / median(&ours.1));
+    print_figure(told, "chunked.push_ratio", median(&theirs.0) / median(&ours.0));
+    print_figure(told, "chunked.pull_ratio", median(&theirs.1) / median(&ours.1));
     Ok(())
 }
 
@@ -123,7 +123,7 @@ fn skopeo_round(dir: &Path, layout: &Path, server: &Server) -> Result<(f64, f64)
 }
 
 async fn our_round(dir: &Path, disk: &Path, server: &Server) -> Result<(f64, f64, DiskReport)> {
-    let (name, options) = place(server)?;
+    let (name, options) = registry_target(server)?;
     let began = Instant::now();
     let report = push_disk(disk, &name, &options, Arc::new(|_, _| {})).await?;
     let push = began.elapsed().as_secs_f64();
@@ -137,7 +137,7 @@ async fn our_round(dir: &Path, disk: &Path, server: &Server) -> Result<(f64, f64
     Ok((push, pull, report))
 }
 
-fn place(server: &Server) -> Result<(Reference, DiskOptions)> {
+fn registry_target(server: &Server) -> Result<(Reference, DiskOptions)> {
     let name = format!("{}/bench/disk:1", server.address()).parse()?;
     Ok((name, DiskOptions { credentials: server.credentials(), ..DiskOptions::default() }))
 }
@@ -145,7 +145,7 @@ fn place(server: &Server) -> Result<(Reference, DiskOptions)> {
 /// Measures the push of the disk after one percent of its data changed.
 async fn delta(disk: &Path, server: &Server, first: &DiskReport, told: &mut Vec<&'static str>) -> Result<()> {
     let changed = data::change(disk)?;
-    let (name, options) = place(server)?;
+    let (name, options) = registry_target(server)?;
     let second = push_disk(disk, &name, &options, Arc::new(|_, _| {})).await?;
     eprintln!(
         "{:.1} MiB changed: {:.1} MiB in {} windows moved, {:.1} MiB in {} before; goal: at most 0.03",
@@ -156,6 +156,6 @@ async fn delta(disk: &Path, server: &Server, first: &DiskReport, told: &mut Vec<
         first.moved
     );
     let bytes = |n: u64| f64::from(u32::try_from(n).unwrap_or(u32::MAX));
-    tell(told, "delta.bytes_ratio", bytes(second.moved_bytes) / bytes(first.moved_bytes));
+    print_figure(told, "delta.bytes_ratio", bytes(second.moved_bytes) / bytes(first.moved_bytes));
     Ok(())
 }

@@ -48,7 +48,7 @@ fn main() {
     }
 }
 
-fn tell(told: &mut Vec<&'static str>, name: &'static str, value: f64) {
+fn print_figure(told: &mut Vec<&'static str>, name: &'static str, value: f64) {
     let unit = FIGURES.iter().find(|(known, _)| *known == name).map_or("x", |(_, unit)| unit);
     figure(name, value, unit);
     told.push(name);
@@ -110,9 +110,9 @@ async fn images(dir: &Path, told: &mut Vec<&'static str>) -> Result<()> {
     eprintln!(
         "{ROUNDS} samples each, medians; {LAYERS} layers at once; goals: at least 1.5 and 1.5, at most 64 MiB"
     );
-    tell(told, "registry.push_ratio", median(&debian.push) / median(&ours.push));
-    tell(told, "registry.pull_ratio", median(&debian.pull) / median(&ours.pull));
-    tell(told, "registry.rss_mib", peak);
+    print_figure(told, "registry.push_ratio", median(&debian.push) / median(&ours.push));
+    print_figure(told, "registry.pull_ratio", median(&debian.pull) / median(&ours.pull));
+    print_figure(told, "registry.rss_mib", peak);
     Ok(())
 }
 

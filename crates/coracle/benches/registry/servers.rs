@@ -42,7 +42,7 @@ impl Server {
     pub(crate) fn start(which: Which, state: &Path) -> Result<Self> {
         match which {
             Which::Debian => DebianRegistry::start().map(Self::Debian),
-            Which::Ours => ours(state).map(Self::Ours),
+            Which::Ours => start_coracle(state).map(Self::Ours),
         }
     }
 
@@ -87,7 +87,7 @@ impl Server {
     }
 }
 
-fn ours(state: &Path) -> Result<Ours> {
+fn start_coracle(state: &Path) -> Result<Ours> {
     fs::create_dir_all(state)?;
     let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
     let mut command = Command::new(env!("CARGO_BIN_EXE_coracle"));

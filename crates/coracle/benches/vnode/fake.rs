@@ -57,7 +57,8 @@ pub(super) fn serve(dir: PathBuf) {
             while input.read(&mut byte).await.is_ok_and(|length| length > 0) {}
             stop.cancel();
         };
-        let (served, (), ()) = tokio::join!(node.run(stop.clone()), ended, memory::give_back(stop.clone()));
+        let (served, (), ()) =
+            tokio::join!(node.run(stop.clone()), ended, memory::trim_when_idle(stop.clone()));
         served.expect("it served");
         host.shutdown().await;
     });

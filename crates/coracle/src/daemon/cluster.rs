@@ -72,12 +72,12 @@ pub(crate) async fn install(client: &Client) -> miette::Result<()> {
 /// every VM.
 pub(crate) async fn remove_client(client: &Client) -> miette::Result<()> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
-    absent_is_ok(secrets.delete(OLD_CLIENT_SECRET, &DeleteParams::default()).await.map(drop))
+    ignore_not_found(secrets.delete(OLD_CLIENT_SECRET, &DeleteParams::default()).await.map(drop))
         .wrap_err("remove the command line's certificate of an earlier version")
 }
 
 /// Treats the deletion of a missing object as success.
-fn absent_is_ok(outcome: Result<(), kube::Error>) -> miette::Result<()> {
+fn ignore_not_found(outcome: Result<(), kube::Error>) -> miette::Result<()> {
     match outcome {
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
         other => other.into_diagnostic(),
@@ -257,15 +257,15 @@ async fn withdraw_from(foreign: &Foreign) -> miette::Result<()> {
         .ok_or_else(|| miette::miette!("no cluster"))?;
     let params = DeleteParams::default();
     let hooks: Api<ValidatingWebhookConfiguration> = Api::all(client.clone());
-    absent_is_ok(hooks.delete(&webhook_name(), &params).await.map(drop))?;
-    absent_is_ok(hooks.delete(cocoon::WEBHOOKS, &params).await.map(drop))?;
+    ignore_not_found(hooks.delete(&webhook_name(), &params).await.map(drop))?;
+    ignore_not_found(hooks.delete(cocoon::WEBHOOKS, &params).await.map(drop))?;
     let mutating: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
-    absent_is_ok(mutating.delete(cocoon::WEBHOOKS, &params).await.map(drop))?;
+    ignore_not_found(mutating.delete(cocoon::WEBHOOKS, &params).await.map(drop))?;
     let leases: Api<Lease> = Api::namespaced(client.clone(), NODE_NAMESPACE);
-    absent_is_ok(leases.delete(&foreign.node, &params).await.map(drop))?;
+    ignore_not_found(leases.delete(&foreign.node, &params).await.map(drop))?;
     // An APIService without a server would block the deletion of namespaces.
     let apis: Api<APIService> = Api::all(client.clone());
-    absent_is_ok(apis.delete(subresources::API_SERVICE, &params).await.map(drop))?;
+    ignore_not_found(apis.delete(subresources::API_SERVICE, &params).await.map(drop))?;
     let services: Api<Service> = Api::namespaced(client, SYSTEM_NAMESPACE);
-    absent_is_ok(services.delete(coracle_admission::SERVICE, &params).await.map(drop))
+    ignore_not_found(services.delete(coracle_admission::SERVICE, &params).await.map(drop))
 }

@@ -36,7 +36,7 @@ pub(crate) async fn run(global: &Global, args: DownArgs) -> miette::Result<()> {
     let state = global.state();
     let supervisor = supervisor(&state);
     if let Some(process) = supervisor {
-        eprintln!("{}", waits_for(running(global).await));
+        eprintln!("{}", stop_message(count_running_vms(global).await));
         signal(process, Signal::TERM);
         if timeout(SUPERVISOR_LIMIT, process.exited()).await.is_err() {
             eprintln!("the system does not stop, killing it");
@@ -59,14 +59,14 @@ pub(crate) async fn run(global: &Global, args: DownArgs) -> miette::Result<()> {
 }
 
 /// Returns the number of running VMs; 0 if their node does not answer.
-async fn running(global: &Global) -> usize {
+async fn count_running_vms(global: &Global) -> usize {
     let Ok(mut client) = client::open(&global.socket()).await else { return 0 };
     let Ok(vms) = client.list_vms(pb::ListVmsRequest {}).await else { return 0 };
     vms.into_inner().vms.iter().filter(|vm| vm.vmm_pid != 0).count()
 }
 
 /// Returns the line that says what the stop waits for. Pure.
-fn waits_for(vms: usize) -> String {
+fn stop_message(vms: usize) -> String {
     let parts = "node, operator and control plane";
     match vms {
         0 => format!("stopping {parts}"),
@@ -82,7 +82,7 @@ fn supervisor(state: &Path) -> Option<ProcessId> {
     process.is_alive().unwrap_or(false).then_some(process)
 }
 
-fn words(process: ProcessId) -> Vec<String> {
+fn command_line(process: ProcessId) -> Vec<String> {
     let cmdline = std::fs::read(format!("/proc/{}/cmdline", process.pid)).unwrap_or_default();
     cmdline.split(|b| *b == 0).map(|w| String::from_utf8_lossy(w).into_owned()).collect()
 }
@@ -124,7 +124,8 @@ pub(crate) async fn stop_vms(global: &Global) {
 pub(crate) async fn end_leftovers(state: &Path) {
     for process in find_by_argument(state).unwrap_or_default() {
         let Some(program) = own_program(process) else { continue };
-        let is_daemon = || words(process).get(1).is_some_and(|word| OWN_PROGRAMS.contains(&word.as_str()));
+        let is_daemon =
+            || command_line(process).get(1).is_some_and(|word| OWN_PROGRAMS.contains(&word.as_str()));
         let own = program == "coracle" && is_daemon();
         if !own && !PROGRAMS.contains(&program.as_str()) {
             continue;

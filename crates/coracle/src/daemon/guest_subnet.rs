@@ -65,7 +65,7 @@ impl GuestSubnet {
 
     /// Returns the subnet for the node before it opens its network. `None`: the cluster does not answer. Until it does, the
     /// node uses its earlier subnet, or one that is free on this host.
-    pub(super) async fn before_start(&self, state: &Path) -> Option<Subnet> {
+    pub(super) async fn initial_subnet(&self, state: &Path) -> Option<Subnet> {
         let holds = kept_subnet(state).await.ok().flatten();
         self.agree(holds)
             .await
@@ -75,7 +75,7 @@ impl GuestSubnet {
 
     /// Reports the subnet of guests to the cluster whenever it changed. If the cluster wants another one, the network takes it,
     /// but not before the last VM is removed.
-    async fn keep(&mut self, network: &Arc<dyn Network>) {
+    async fn report_change(&mut self, network: &Arc<dyn Network>) {
         let holds = network.subnet();
         if self.agreed.is_some() && self.agreed == holds {
             return;
@@ -151,7 +151,7 @@ impl GuestSubnet {
 
 impl BeforeRenewal for GuestSubnet {
     async fn prepare(&mut self, host: &Host) {
-        self.keep(host.network()).await;
+        self.report_change(host.network()).await;
     }
 }
 

@@ -60,7 +60,7 @@ pub(super) fn incoming(
     let open = Open { limits, counts: Arc::default() };
     TcpIncoming::from(listener).with_nodelay(Some(true)).filter_map(move |accepted| {
         let taken = match accepted {
-            Ok(stream) => open.take(stream).map(Ok),
+            Ok(stream) => open.admit(stream).map(Ok),
             Err(error) => Some(Err(error)),
         };
         std::future::ready(taken)
@@ -76,7 +76,7 @@ struct Open {
 
 impl Open {
     /// Counts a connection. `None`: the limit is reached, or the connection is already closed.
-    fn take(&self, stream: TcpStream) -> Option<Connection> {
+    fn admit(&self, stream: TcpStream) -> Option<Connection> {
         let peer = stream.peer_addr().ok()?;
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         let all: usize = counts.values().sum();

@@ -34,7 +34,7 @@ pub(crate) fn map_large_buffers() {
 pub(crate) fn map_large_buffers() {}
 
 /// Returns freed memory to the system in pauses of this process, until `stop`.
-pub(super) async fn give_back(stop: CancellationToken) {
+pub(super) async fn trim_when_idle(stop: CancellationToken) {
     let mut before = cpu();
     let mut given = false;
     while stop.run_until_cancelled(tokio::time::sleep(POLL_INTERVAL)).await.is_some() {

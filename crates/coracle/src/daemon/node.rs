@@ -66,7 +66,7 @@ pub(crate) async fn run(global: &Global, mut args: NodeArgs) -> miette::Result<(
     raise_file_limit();
     let in_cluster = GuestSubnet::of(&args, network_mode(&args)).await?;
     let cluster = match &in_cluster {
-        Some(guests) => (guests.before_start(&state).await, guests.api_server().await),
+        Some(guests) => (guests.initial_subnet(&state).await, guests.api_server().await),
         None => (None, vec![]),
     };
     let host = open_host(&state, &args, cluster).await?;
@@ -80,7 +80,9 @@ pub(crate) async fn run(global: &Global, mut args: NodeArgs) -> miette::Result<(
         false => None,
     };
     let host_bound = match args.host_listen {
-        Some(at) => Some(serve_host(&mut tasks, required(tls.as_ref(), "--host-listen")?, at, &host).await?),
+        Some(at) => {
+            Some(serve_host(&mut tasks, require_tls(tls.as_ref(), "--host-listen")?, at, &host).await?)
+        }
         None => None,
     };
     if let Some(at) = args.agent_listen {
@@ -92,7 +94,7 @@ pub(crate) async fn run(global: &Global, mut args: NodeArgs) -> miette::Result<(
         let service = AgentService::new(host.clone(), options, metrics);
         let secured = match args.agent_plaintext {
             true => None,
-            false => Some(required(tls.as_ref(), "--agent-listen")?),
+            false => Some(require_tls(tls.as_ref(), "--agent-listen")?),
         };
         let bound = serve_agent(&mut tasks, secured, at, service).await?;
         if let Some(client) = client.clone() {
@@ -304,7 +306,10 @@ async fn serve_socket(tasks: &mut Tasks, host: &Host, socket: &Path, state: &Pat
     tasks.spawn("host socket", move |stop| async move {
         Server::builder()
             .add_service(service)
-            .serve_with_incoming_shutdown(UnixListenerStream::new(listener), end(stop, stopping))
+            .serve_with_incoming_shutdown(
+                UnixListenerStream::new(listener),
+                cancel_host_on_stop(stop, stopping),
+            )
             .await
             .into_diagnostic()
     });
@@ -381,7 +386,7 @@ fn private_socket(socket: &Path) -> miette::Result<UnixListener> {
 }
 
 /// Ends a server, and with it the streaming answers of the host.
-async fn end(stop: CancellationToken, host: CancellationToken) {
+async fn cancel_host_on_stop(stop: CancellationToken, host: CancellationToken) {
     stop.cancelled().await;
     host.cancel();
 }
@@ -418,7 +423,7 @@ async fn serve_host(
     let router = limits::server().add_service(service);
     let stopping = host.stopping();
     tasks.spawn("host", move |stop| async move {
-        serve(router, listener, Some(tls), stop.clone(), end(stop, stopping)).await
+        serve(router, listener, Some(tls), stop.clone(), cancel_host_on_stop(stop, stopping)).await
     });
     Ok(bound)
 }
@@ -442,7 +447,7 @@ async fn serve(
 }
 
 /// Returns the certificates of a listener that requires them.
-fn required(tls: Option<&ServiceTls>, flag: &str) -> miette::Result<ServiceTls> {
+fn require_tls(tls: Option<&ServiceTls>, flag: &str) -> miette::Result<ServiceTls> {
     let missing = || {
         let message = format!("{flag} needs a certificate");
         let help = "name --tls-cert, --tls-key and --tls-client-ca, or a cluster whose operator signs one \
@@ -462,7 +467,7 @@ fn route_pods(tasks: &mut Tasks, args: &NodeArgs, client: Option<&Client>) {
     };
     let node = super::node_object(args);
     let router = PodRouter { client, node, networks: args.pod_network.clone() };
-    tasks.spawn("pod routes", |stop| router.keep(stop));
+    tasks.spawn("pod routes", |stop| router.maintain(stop));
 }
 
 fn announce_node(
@@ -476,7 +481,7 @@ fn announce_node(
     let node = super::node_name(args);
     let endpoints = Endpoints {
         agent: args.advertise.clone().unwrap_or_else(|| bound.to_string()),
-        host: host_bound.map(|bound| beside(args.advertise.as_deref(), bound)),
+        host: host_bound.map(|bound| frontend_address(args.advertise.as_deref(), bound)),
         server_name,
     };
     let host = host.clone();
@@ -487,7 +492,7 @@ fn announce_node(
 }
 
 /// Returns the address of one frontend: its own port at the host name that another frontend advertises.
-fn beside(advertised: Option<&str>, bound: SocketAddr) -> String {
+fn frontend_address(advertised: Option<&str>, bound: SocketAddr) -> String {
     match advertised.and_then(|a| a.rsplit_once(':')) {
         Some((host, _)) => format!("{host}:{}", bound.port()),
         None => bound.to_string(),

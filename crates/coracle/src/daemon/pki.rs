@@ -30,7 +30,7 @@ pub(crate) fn make(dir: &Path) -> miette::Result<Pki> {
     })
 }
 
-/// Certificate authority. Its key stays in memory, unless it was made by [`Authority::kept`].
+/// Certificate authority. Its key stays in memory, unless it was made by [`Authority::load_or_create`].
 pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 impl Authority {
@@ -41,7 +41,7 @@ impl Authority {
 
     /// Loads the authority with the key `<dir>/ca.key`, which is made if it is missing. Clients that trust the authority keep
     /// trusting its certificates after a restart.
-    pub(crate) fn kept(dir: &Path, name: &str) -> miette::Result<Self> {
+    pub(crate) fn load_or_create(dir: &Path, name: &str) -> miette::Result<Self> {
         super::make_dir(dir)?;
         let path = dir.join("ca.key");
         if let Ok(pem) = std::fs::read_to_string(&path)

@@ -167,7 +167,7 @@ impl Certificates {
         let (api, store, proxy) = (dir.join("pki"), dir.join("etcd-pki"), dir.join("front-proxy-pki"));
         super::make_dir(&store)?;
         super::make_dir(&proxy)?;
-        let authority = pki::Authority::kept(&api, "API server")?;
+        let authority = pki::Authority::load_or_create(&api, "API server")?;
         authority.publish(&api)?;
         let etcd = pki::Authority::new("etcd")?;
         let front_proxy = pki::Authority::new("front proxy")?;
@@ -297,7 +297,7 @@ fn apiserver(
 }
 
 /// Returns the selected scheduler and controller manager. They read files that a running API server has made.
-pub(crate) fn late_programs(
+pub(crate) fn controller_programs(
     state: &Path,
     tools: Option<&Path>,
     ports: Ports,
@@ -347,7 +347,7 @@ pub(crate) fn node_kubeconfig(state: &Path, node: &str) -> miette::Result<PathBu
 /// Makes a serving certificate of the API server's authority for a kubelet with these names and addresses.
 pub(crate) fn kubelet_certificate(state: &Path, names: &[String]) -> miette::Result<pki::Leaf> {
     let dir = state.join("plane/pki");
-    pki::Authority::kept(&dir, "API server")?.leaf_for(&dir, "kubelet", &[ServerAuth], names)
+    pki::Authority::load_or_create(&dir, "API server")?.leaf_for(&dir, "kubelet", &[ServerAuth], names)
 }
 
 /// Makes the ServiceAccount signing key and the tokens of administrator and node, once. Returns the administrator's token.
@@ -411,7 +411,7 @@ pub(crate) async fn wait_ready(kubeconfig: &Path, own: bool) -> miette::Result<k
         let why = match client.request_text(request()?).await {
             Ok(text) if text.trim() == "ok" => return Ok(client),
             Ok(text) => text,
-            Err(error) => chain(&error),
+            Err(error) => root_cause(&error),
         };
         if Instant::now() > deadline {
             let help = if own {
@@ -427,7 +427,7 @@ pub(crate) async fn wait_ready(kubeconfig: &Path, own: bool) -> miette::Result<k
     }
 }
 
-fn chain(error: &dyn std::error::Error) -> String {
+fn root_cause(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(Some(error), |e| e.source());
     causes.last().map(ToString::to_string).unwrap_or_default()
 }

@@ -40,7 +40,7 @@ impl PodRouter {
     ///
     /// # Errors
     /// Netlink is unusable.
-    pub(crate) async fn keep(self, stop: CancellationToken) -> miette::Result<()> {
+    pub(crate) async fn maintain(self, stop: CancellationToken) -> miette::Result<()> {
         let routes = PodRoutes::open().into_diagnostic()?;
         let mut writer = Writer::<Node>::default();
         let nodes = writer.as_reader();
@@ -62,7 +62,7 @@ impl PodRouter {
             if !listed {
                 continue;
             }
-            let wanted = wanted(&nodes.state(), &self.node, &self.networks);
+            let wanted = wanted_routes(&nodes.state(), &self.node, &self.networks);
             if is_due || last.as_ref() != Some(&wanted) {
                 let done = routes.reconcile(&wanted).await;
                 last = Some(wanted).filter(|_| done.is_ok());
@@ -77,7 +77,7 @@ impl PodRouter {
 }
 
 /// Returns a route for each Pod subnet of each other node. Subnets outside of the Pod networks are ignored. Pure.
-fn wanted(nodes: &[impl AsRef<Node>], own: &str, networks: &[Subnet]) -> Vec<PodRoute> {
+fn wanted_routes(nodes: &[impl AsRef<Node>], own: &str, networks: &[Subnet]) -> Vec<PodRoute> {
     let is_pods = |subnet: &Subnet| {
         networks.iter().any(|net| net.prefix() <= subnet.prefix() && net.contains(subnet.network()))
     };
@@ -110,7 +110,7 @@ pub(crate) async fn run(args: RoutesArgs) -> miette::Result<()> {
     let node = args.node_name.unwrap_or_else(super::hostname);
     let router = PodRouter { client, node, networks: args.pod_network };
     let mut tasks = Tasks::new();
-    tasks.spawn("routes", |stop| router.keep(stop));
+    tasks.spawn("routes", |stop| router.maintain(stop));
     super::run(tasks, GRACE).await
 }
 
@@ -147,11 +147,11 @@ mod tests {
             node("elsewhere", "unknown", &["10.244.9.0/24"]),
         ];
         let shown = |own| {
-            let routes = wanted(&nodes, own, &networks).into_iter();
+            let routes = wanted_routes(&nodes, own, &networks).into_iter();
             routes.map(|route| format!("{} {}", route.destination, route.gateway)).collect::<Vec<_>>()
         };
         assert_eq!(shown("mac"), ["10.244.2.0/24 192.0.2.2"]);
         assert_eq!(shown("linux"), ["10.244.2.0/24 192.0.2.4", "10.244.7.0/24 192.0.2.7"]);
-        assert!(wanted(&nodes, "mac", &[]).is_empty());
+        assert!(wanted_routes(&nodes, "mac", &[]).is_empty());
     }
 }

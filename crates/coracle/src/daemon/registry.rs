@@ -76,13 +76,13 @@ fn config(global: &Global, args: &RegistryServeArgs) -> miette::Result<Config> {
     config.sweeping.grace = Duration::try_from(args.gc_grace).into_diagnostic()?;
     config.sweeping.untagged = args.gc_untagged.map(Duration::try_from).transpose().into_diagnostic()?;
     if args.legacy {
-        inherit(&mut config)?;
+        apply_epoch_env(&mut config)?;
     }
     Ok(config)
 }
 
 /// Applies the environment variables of the original.
-fn inherit(config: &mut Config) -> miette::Result<()> {
+fn apply_epoch_env(config: &mut Config) -> miette::Result<()> {
     let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     config.s3 = epoch_env::s3()?.or_else(|| config.s3.take());
     config.empty_token = true;

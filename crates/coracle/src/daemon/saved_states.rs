@@ -42,13 +42,13 @@ impl SavedStates {
     }
 
     /// Configures a node to keep states in the registry.
-    pub(super) fn give_to_node(&self, node: &mut Program) {
+    pub(super) fn configure_node(&self, node: &mut Program) {
         node.env.push(("CORACLE_NODE_VIRTUAL_NODE_REGISTRY", self.url.clone()));
         node.env.push(("CORACLE_NODE_VIRTUAL_NODE_REGISTRY_TOKEN", self.token.clone()));
     }
 
     /// Configures the CocoonSet controllers to see and remove states.
-    pub(super) fn give_to_operator(&self, operator: &mut Program) {
+    pub(super) fn configure_operator(&self, operator: &mut Program) {
         operator.env.push(("CORACLE_OPERATOR_COCOON_REGISTRY", self.url.clone()));
         operator.env.push(("CORACLE_OPERATOR_COCOON_REGISTRY_TOKEN", self.token.clone()));
     }

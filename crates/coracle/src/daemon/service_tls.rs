@@ -90,7 +90,7 @@ impl ServiceTls {
         let load = move || FileTls::load(files, ClientCertificates::Required, &PROTOCOLS);
         let tls = Arc::new(tokio::task::spawn_blocking(load).await.into_diagnostic()?.into_diagnostic()?);
         let shaken = accepted
-            .map(move |connection| shake(connection, tls.clone()))
+            .map(move |connection| handshake(connection, tls.clone()))
             .buffer_unordered(HANDSHAKES)
             .filter_map(std::future::ready);
         Ok(shaken)
@@ -98,7 +98,7 @@ impl ServiceTls {
 }
 
 /// Performs a handshake. `None`: the client has no valid certificate, or is too slow.
-async fn shake(
+async fn handshake(
     connection: io::Result<Connection>,
     tls: Arc<FileTls>,
 ) -> Option<io::Result<TlsStream<Connection>>> {

@@ -115,7 +115,7 @@ async fn supervise(logs: &Path, program: &Program, stop: &CancellationToken) -> 
         };
         short_lives = if began.elapsed() < MIN_UPTIME { short_lives + 1 } else { 0 };
         if short_lives >= MAX_FAST_EXITS {
-            return Err(gave_up(program.name, &how, &log));
+            return Err(crash_loop_failure(program.name, &how, &log));
         }
         eprintln!("{} ended ({how}), starting it again; see logs/{}.log", program.name, program.name);
         stop.run_until_cancelled(sleep(PAUSE)).await;
@@ -123,7 +123,7 @@ async fn supervise(logs: &Path, program: &Program, stop: &CancellationToken) -> 
     Ok(())
 }
 
-fn gave_up(name: &str, how: &str, log: &Path) -> Failure {
+fn crash_loop_failure(name: &str, how: &str, log: &Path) -> Failure {
     let last = last_lines(&std::fs::read(log).unwrap_or_default());
     let mut message = format!("{name} ended {MAX_FAST_EXITS} times right after its start ({how})");
     for line in last {
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_program_that_is_not_there_is_given_up_too() {
+    async fn missing_program_is_given_up() {
         let dir = tempfile::tempdir().unwrap();
         let (mut supervisor, mut failures) = Supervisor::new(dir.path().to_owned());
         supervisor.start(program(Path::new("/nowhere/etcd"), &[]));

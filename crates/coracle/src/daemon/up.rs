@@ -44,7 +44,7 @@ const BOOT_FILES: [&str; 4] = ["vmlinuz", ELF_KERNEL, "initrd", "agent"];
 pub(crate) async fn run(global: &Global, mut args: UpArgs) -> miette::Result<()> {
     let with = With::of(&args.with);
     if let Some(kubeconfig) = &args.kubeconfig {
-        args.kubeconfig = Some(readable(kubeconfig)?);
+        args.kubeconfig = Some(check_kubeconfig(kubeconfig)?);
         if !args.with.is_empty() {
             let message = "--with adds to a local control plane, and --kubeconfig names another";
             return Err(Failure::usage(message).into());
@@ -84,7 +84,7 @@ pub(crate) async fn run(global: &Global, mut args: UpArgs) -> miette::Result<()>
 }
 
 /// Returns the absolute path of a kubeconfig after checking that it can be read.
-fn readable(kubeconfig: &Path) -> miette::Result<PathBuf> {
+fn check_kubeconfig(kubeconfig: &Path) -> miette::Result<PathBuf> {
     let path = std::path::absolute(kubeconfig).into_diagnostic()?;
     match File::open(&path) {
         Ok(_) => Ok(path),
@@ -179,7 +179,7 @@ async fn bring_up(state: &Path, args: &UpArgs, with: With, children: &mut Superv
     }
     let client = plane::wait_ready(&kubeconfig, own).await?;
     say("API server ready");
-    for program in plane::late_programs(state, args.tools.as_deref(), ports, with)? {
+    for program in plane::controller_programs(state, args.tools.as_deref(), ports, with)? {
         children.start(program);
     }
     cluster::install(&client).await?;
@@ -192,7 +192,7 @@ async fn bring_up(state: &Path, args: &UpArgs, with: With, children: &mut Superv
     };
     let mut node = node(state, args, (&kubeconfig, &boot), ports, &pki, with)?;
     if let Some(saved) = &saved {
-        saved.give_to_node(&mut node);
+        saved.configure_node(&mut node);
     }
     children.start(node);
     let mut host = wait_host(state).await?;
@@ -203,7 +203,7 @@ async fn bring_up(state: &Path, args: &UpArgs, with: With, children: &mut Superv
         driver.name,
         driver.version,
         driver.accelerator,
-        or_none(&info.subnet)
+        subnet_text(&info.subnet)
     ));
     if !args.no_demo
         && let Some(demo) = demo_image(args.tools.as_deref())
@@ -218,7 +218,7 @@ async fn bring_up(state: &Path, args: &UpArgs, with: With, children: &mut Superv
     let mut operator =
         operator(state, &kubeconfig, ports, webhook.as_deref(), webhook_client_ca.as_deref(), &pki)?;
     if let Some(saved) = &saved {
-        saved.give_to_operator(&mut operator);
+        saved.configure_operator(&mut operator);
     }
     children.start(operator);
     cluster::wait_leases(&client).await?;
@@ -232,7 +232,7 @@ async fn bring_up(state: &Path, args: &UpArgs, with: With, children: &mut Superv
         }
     }
     say(if webhook.is_some() { "operator ready, admission answers" } else { "operator ready" });
-    wait_late(&client, ports, with).await?;
+    wait_controllers(&client, ports, with).await?;
     if with.kubelet {
         let subnet: Subnet = info.subnet.parse().map_err(|_| {
             Failure::new("COR-UP-009", "a kubelet needs a network of the node").help("start it as root")
@@ -257,7 +257,7 @@ async fn bring_up(state: &Path, args: &UpArgs, with: With, children: &mut Superv
     Ok(())
 }
 
-async fn wait_late(client: &kube::Client, ports: Ports, with: With) -> miette::Result<()> {
+async fn wait_controllers(client: &kube::Client, ports: Ports, with: With) -> miette::Result<()> {
     if with.scheduler {
         plane::wait_listening("kube-scheduler", ports.scheduler).await?;
     }
@@ -268,7 +268,7 @@ async fn wait_late(client: &kube::Client, ports: Ports, with: With) -> miette::R
     Ok(())
 }
 
-fn or_none(text: &str) -> &str {
+fn subnet_text(text: &str) -> &str {
     if text.is_empty() { "a network of their own" } else { text }
 }
 

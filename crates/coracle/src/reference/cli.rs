@@ -26,11 +26,11 @@ fn section(command: &Command, path: &str, text: &mut String) {
     for sub in command.get_subcommands().filter(|c| !c.is_hide_set() && c.get_name() != "help") {
         let path = format!("{path} {}", sub.get_name());
         let about = sub.get_about().map(ToString::to_string).unwrap_or_default();
-        put(text, format_args!("\n## `{path}`\n\n{about}.\n"));
+        append(text, format_args!("\n## `{path}`\n\n{about}.\n"));
         if sub.get_subcommands().next().is_none() {
             let usage = sub.clone().render_usage().to_string();
             let usage = usage.trim_start_matches("Usage: ").replace("\n       ", "\n");
-            put(text, format_args!("\n```text\n{usage}\n```\n"));
+            append(text, format_args!("\n```text\n{usage}\n```\n"));
         }
         let own: Vec<_> = sub.get_arguments().filter(|a| !a.is_global_set() && !a.is_hide_set()).collect();
         let own: Vec<_> =
@@ -53,7 +53,7 @@ fn table<'a>(args: impl Iterator<Item = &'a Arg>, text: &mut String) {
             d if d.is_empty() || flag => String::new(),
             d => format!("`{d}`"),
         };
-        put(text, format_args!("| `{}` | {env} | {default} | {} |\n", spelling(arg), meaning(arg)));
+        append(text, format_args!("| `{}` | {env} | {default} | {} |\n", spelling(arg), meaning(arg)));
     }
 }
 
@@ -86,7 +86,7 @@ fn meaning(arg: &Arg) -> String {
     words.replace('|', "\\|").replace('\n', " ")
 }
 
-fn put(text: &mut String, what: std::fmt::Arguments<'_>) {
+fn append(text: &mut String, what: std::fmt::Arguments<'_>) {
     let _strings_take_everything = text.write_fmt(what);
 }
 

@@ -68,7 +68,7 @@ fn operator() -> Registry {
     }
     metrics.queue_depth(name, 0);
     metrics.leads(name, false);
-    metrics.called("GetVM", ReconcileResult::Ok, Duration::ZERO);
+    metrics.record_call("GetVM", ReconcileResult::Ok, Duration::ZERO);
     coracle_vsphere::VsphereMetrics::register(&mut registry).touch();
     coracle_agentpool::PoolMetrics::register(&mut registry).touch();
     coracle_bidnode::BidMetrics::register(&mut registry).touch();

@@ -24,7 +24,7 @@ const LEARNED: i32 = 77;
 #[test]
 fn owner_is_current_once_stream_reaches_reply() {
     let mirror = Mirror::default();
-    mirror.replied("u", &"t/r".into(), 1, 5, None);
+    mirror.record_reply("u", &"t/r".into(), 1, 5, None);
     assert!(!mirror.owner("u").is_current());
     mirror.frame(frame(Frame::Bid(bid(2, 0))), 0);
     assert!(!mirror.owner("u").is_current());
@@ -37,17 +37,17 @@ fn owner_is_current_once_stream_reaches_reply() {
 fn new_stream_replaces_owners_of_old_stream() {
     let mirror = Mirror::default();
     mirror.frame(frame(Frame::Bid(bid(2, 0))), 0);
-    mirror.replied("u", &"t/r".into(), 9, 5, None);
+    mirror.record_reply("u", &"t/r".into(), 9, 5, None);
     mirror.frame(frame(Frame::Synced(false)), 0);
     assert_eq!(mirror.owner("u").bids.len(), 1, "old owners stay until the new stream is complete");
     assert_eq!(mirror.frame(frame(Frame::Synced(true)), 0), [Change::Everyone]);
     let owner = mirror.owner("u");
     assert!(owner.bids.is_empty() && owner.is_current() && owner.last_bid_ms == 5);
     assert!(!mirror.is_synced(), "prices are not known yet");
-    mirror.priced();
+    mirror.set_prices_synced();
     assert!(mirror.is_synced());
-    assert_eq!(mirror.lost(), [Change::Everyone]);
-    assert!(!mirror.is_synced() && mirror.lost().is_empty());
+    assert_eq!(mirror.on_stream_end(), [Change::Everyone]);
+    assert!(!mirror.is_synced() && mirror.on_stream_end().is_empty());
 }
 
 #[test]

@@ -160,8 +160,8 @@ fn node_table() {
 /// Notices and drains are handled even if the BidNode is paused or invalid; only shaping, buying and selling stop.
 #[test]
 fn notice_and_drain_survive_pause_and_bad_spec() {
-    let paused = |w: World| w.told(annotation::PAUSED, "true");
-    let invalid = |w: World| w.told(annotation::IDLE_AFTER, "soon");
+    let paused = |w: World| w.with_annotation(annotation::PAUSED, "true");
+    let invalid = |w: World| w.with_annotation(annotation::IDLE_AFTER, "soon");
     let drained = |v: &mut NodeView| v.facts.draining_ms = Some(NOW - 1000);
     let with_pod = |v: &mut NodeView| v.pods = vec![pod("p")];
     let worlds: [fn() -> World; 4] = [

@@ -24,16 +24,22 @@ fn buying_table() {
             "notice:bn-a place@2.8800×1",
         ),
         ("no node is wanted", world(0, 5), ""),
-        ("paused", world(2, 5).told(annotation::PAUSED, "true"), ""),
-        ("a gang", world(3, 5).told(annotation::GANG, "true"), "place@2.8800×3!"),
+        ("paused", world(2, 5).with_annotation(annotation::PAUSED, "true"), ""),
+        ("a gang", world(3, 5).with_annotation(annotation::GANG, "true"), "place@2.8800×3!"),
         ("a price that is not known", world(2, 5).with(|w| w.quotes.clear()), ""),
         ("a halted market", world(2, 5).with(|w| w.quotes.get_mut(HERE).unwrap().halted = true), ""),
         ("the market is away", world(2, 5).with(|w| w.synced = false), ""),
-        ("the cap lets one pass", world(3, 5).told(annotation::MAX_HOURLY_COST, "3"), "place@2.8800×1"),
-        ("the cap lets none pass", world(3, 5).told(annotation::MAX_HOURLY_COST, "2"), ""),
+        (
+            "the cap lets one pass",
+            world(3, 5).with_annotation(annotation::MAX_HOURLY_COST, "3"),
+            "place@2.8800×1",
+        ),
+        ("the cap lets none pass", world(3, 5).with_annotation(annotation::MAX_HOURLY_COST, "2"), ""),
         (
             "a gang that the cap cuts",
-            world(3, 5).told(annotation::GANG, "true").told(annotation::MAX_HOURLY_COST, "6"),
+            world(3, 5)
+                .with_annotation(annotation::GANG, "true")
+                .with_annotation(annotation::MAX_HOURLY_COST, "6"),
             "",
         ),
         ("pods wait", world(0, 5).with(|w| w.need.nodes = 3), "place@2.8800×3"),
@@ -188,7 +194,10 @@ fn price_table() {
         ),
         (
             "defend=false: as the article has it",
-            world(1, 5).allocation("a", Active, "2").with(at_risk("3.1")).told(annotation::DEFEND, "false"),
+            world(1, 5)
+                .allocation("a", Active, "2")
+                .with(at_risk("3.1"))
+                .with_annotation(annotation::DEFEND, "false"),
             "",
         ),
         (
@@ -211,7 +220,7 @@ fn price_table() {
             world(1, 5)
                 .allocation("a", Active, "2")
                 .with(strategy(AvailabilityOptimized))
-                .told(annotation::MAX_HOURLY_COST, "4"),
+                .with_annotation(annotation::MAX_HOURLY_COST, "4"),
             "",
         ),
         (
@@ -231,7 +240,7 @@ fn price_table() {
 fn selling_table() {
     let busy = |v: &mut NodeView| (v.idle_ms, v.pods) = (None, vec![pod("p")]);
     let idle = |v: &mut NodeView| v.idle_ms = Some(NOW - 400_000);
-    let all = |w: World| w.told(annotation::DISRUPTION_BUDGET, "100%");
+    let all = |w: World| w.with_annotation(annotation::DISRUPTION_BUDGET, "100%");
     for (why, world, want) in [
         ("open units first", world(1, 5).bid("x", HERE, "2.88", 3), "amend:x×1"),
         ("whole bids are cancelled", world(0, 5).bid("x", HERE, "2.88", 3), "cancel:x"),
@@ -261,7 +270,10 @@ fn selling_table() {
         ),
         (
             "none with a budget of 0",
-            world(0, 5).allocation("a", Active, "2").node(idle).told(annotation::DISRUPTION_BUDGET, "0"),
+            world(0, 5)
+                .allocation("a", Active, "2")
+                .node(idle)
+                .with_annotation(annotation::DISRUPTION_BUDGET, "0"),
             "",
         ),
         (
@@ -276,7 +288,10 @@ fn selling_table() {
         ),
         (
             "consolidation=never",
-            world(0, 5).allocation("a", Active, "2").node(idle).told(annotation::CONSOLIDATION, "never"),
+            world(0, 5)
+                .allocation("a", Active, "2")
+                .node(idle)
+                .with_annotation(annotation::CONSOLIDATION, "never"),
             "",
         ),
     ] {

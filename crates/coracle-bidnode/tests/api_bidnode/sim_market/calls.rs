@@ -13,7 +13,7 @@ use tonic::{Request, Response, Status};
 
 use super::{Frames, SimMarket, hash, local};
 
-fn unused<T>() -> Result<Response<T>, Status> {
+fn not_simulated<T>() -> Result<Response<T>, Status> {
     Err(Status::unimplemented("not part of the simulation"))
 }
 
@@ -39,7 +39,7 @@ impl Trading for SimMarket {
                 labels: labels.into_iter().map(|(k, v)| (k.as_str().into(), v.as_str().into())).collect(),
             }
         };
-        self.answered("PlaceBid", Command::Place { request: Box::new(request) }).await
+        self.execute_command("PlaceBid", Command::Place { request: Box::new(request) }).await
     }
 
     async fn amend_bid(&self, r: Request<pb::AmendBidRequest>) -> Result<Response<pb::BidReply>, Status> {
@@ -51,7 +51,7 @@ impl Trading for SimMarket {
             limit: r.limit_micros.map(Price::micros),
             units: r.quantity,
         };
-        self.answered("AmendBid", Command::Amend { amendment }).await
+        self.execute_command("AmendBid", Command::Amend { amendment }).await
     }
 
     async fn cancel_bid(&self, r: Request<pb::CancelBidRequest>) -> Result<Response<pb::BidReply>, Status> {
@@ -61,7 +61,7 @@ impl Trading for SimMarket {
             bid: local(&r.bid, BidId)?,
             if_owner_version: r.if_owner_version.filter(|_| !self.forgets()),
         };
-        self.answered("CancelBid", command).await
+        self.execute_command("CancelBid", command).await
     }
 
     async fn release_allocation(
@@ -78,7 +78,7 @@ impl Trading for SimMarket {
                 pb::ReleaseReason::Unspecified => ReleaseReason::Unneeded,
             },
         };
-        self.answered("ReleaseAllocation", command).await
+        self.execute_command("ReleaseAllocation", command).await
     }
 
     async fn get_pending_bids(
@@ -144,11 +144,11 @@ impl Trading for SimMarket {
         &self,
         _: Request<pb::PlaceBidsRequest>,
     ) -> Result<Response<pb::PlaceBidsResponse>, Status> {
-        unused()
+        not_simulated()
     }
 
     async fn get_bid(&self, _: Request<pb::GetBidRequest>) -> Result<Response<pb::Bid>, Status> {
-        unused()
+        not_simulated()
     }
 
     async fn substitute_victim(
@@ -164,18 +164,18 @@ impl Trading for SimMarket {
     }
 
     async fn explain(&self, _: Request<pb::ExplainRequest>) -> Result<Response<pb::Explanation>, Status> {
-        unused()
+        not_simulated()
     }
 
     async fn list_charges(
         &self,
         _: Request<pb::ListChargesRequest>,
     ) -> Result<Response<pb::ListChargesResponse>, Status> {
-        unused()
+        not_simulated()
     }
 
     async fn get_budget(&self, _: Request<pb::GetBudgetRequest>) -> Result<Response<pb::Budget>, Status> {
-        unused()
+        not_simulated()
     }
 }
 
@@ -210,39 +210,39 @@ impl Market for SimMarket {
         &self,
         _: Request<pb::GetMarketPriceRequest>,
     ) -> Result<Response<pb::MarketPrice>, Status> {
-        unused()
+        not_simulated()
     }
 
     async fn get_price_history(
         &self,
         _: Request<pb::GetPriceHistoryRequest>,
     ) -> Result<Response<pb::PriceHistory>, Status> {
-        unused()
+        not_simulated()
     }
 
     async fn get_book(&self, _: Request<pb::GetBookRequest>) -> Result<Response<pb::Book>, Status> {
-        unused()
+        not_simulated()
     }
 
     async fn advise(&self, _: Request<pb::AdviseRequest>) -> Result<Response<pb::Advice>, Status> {
-        unused()
+        not_simulated()
     }
 
     async fn simulate(&self, _: Request<pb::SimulateRequest>) -> Result<Response<pb::Simulation>, Status> {
-        unused()
+        not_simulated()
     }
 
     async fn list_lots(
         &self,
         _: Request<pb::ListLotsRequest>,
     ) -> Result<Response<pb::ListLotsResponse>, Status> {
-        unused()
+        not_simulated()
     }
 
     async fn list_instance_types(
         &self,
         _: Request<pb::ListInstanceTypesRequest>,
     ) -> Result<Response<pb::ListInstanceTypesResponse>, Status> {
-        unused()
+        not_simulated()
     }
 }

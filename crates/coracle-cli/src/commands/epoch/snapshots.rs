@@ -25,7 +25,7 @@ const PULL_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Pushes a disk or a snapshot. `pushes` keeps an archive until it is pushed: temporary directories are often in memory.
 pub(super) async fn push(pushes: &Path, args: RegistryPushArgs) -> Result<(), Failure> {
     let (repository, tag) = split(&args.name);
-    let (reference, options) = Server::new(&args.server)?.place(repository, tag)?;
+    let (reference, options) = Server::new(&args.server)?.transfer_target(repository, tag)?;
     forget_old(pushes);
     let options = DiskOptions { spool: Some(pushes.to_owned()), ..options };
     let version = if args.chunked { CocoonVersion::V2 } else { CocoonVersion::V1 };
@@ -40,11 +40,11 @@ pub(super) async fn push(pushes: &Path, args: RegistryPushArgs) -> Result<(), Fa
                 run(&args.cocoon, &["snapshot", "export", name, "-o", "-"], Stdio::null(), Stdio::piped())?;
             let archive = cocoon.stdout.take().ok_or_else(|| Failure::usage("no output of the runtime"))?;
             let pushed = push_cocoon(archive, version, &reference, &options).await;
-            ended(cocoon, &args.cocoon)?;
+            wait_for_exit(cocoon, &args.cocoon)?;
             pushed
         }
     };
-    told("moved", pushed)
+    print_report("moved", pushed)
 }
 
 /// Pushes a disk, or the archive of a snapshot, which its first bytes distinguish.
@@ -70,7 +70,7 @@ pub(super) async fn pull(pulls: &Path, args: RegistryPullArgs) -> Result<(), Fai
     let server = Server::new(&args.server)?;
     let path = format!("api/repositories/{repository}/tags/{tag}");
     let kind = server.json(&path).await?["kind"].as_str().unwrap_or_default().to_owned();
-    let (reference, options) = server.place(repository, tag)?;
+    let (reference, options) = server.transfer_target(repository, tag)?;
     let name = repository.rsplit('/').next().unwrap_or(repository);
     let spool = || {
         forget_old(pulls);
@@ -87,7 +87,7 @@ pub(super) async fn pull(pulls: &Path, args: RegistryPullArgs) -> Result<(), Fai
             let mut cocoon = run(&args.cocoon, &verb, Stdio::piped(), Stdio::null())?;
             let input = cocoon.stdin.take().ok_or_else(|| Failure::usage("no input of the runtime"))?;
             let pulled = pull_cocoon(&reference, name, &options, &spool(), input).await;
-            let ended = ended(cocoon, &args.cocoon);
+            let ended = wait_for_exit(cocoon, &args.cocoon);
             // The program itself reports why it stopped reading, but it cannot know about data that never arrived.
             if matches!(pulled, Ok(_) | Err(ImageError::Oci(OciError::Io { .. }))) {
                 ended?;
@@ -97,7 +97,7 @@ pub(super) async fn pull(pulls: &Path, args: RegistryPullArgs) -> Result<(), Fai
         (None, _) => return Err(Failure::usage("a disk is pulled into a file: say which by --file")),
     };
     let quiet = args.file.as_deref() == Some(Path::new("-"));
-    if quiet { pulled.map(drop).map_err(failure) } else { told("fetched", pulled) }
+    if quiet { pulled.map(drop).map_err(failure) } else { print_report("fetched", pulled) }
 }
 
 /// Removes pulls that were not resumed for a week, and files of pushes that were killed. Files that cannot be removed stay.
@@ -135,9 +135,9 @@ async fn archive(
     Ok(Ok(pulled))
 }
 
-fn told(verb: &str, report: Result<DiskReport, ImageError>) -> Result<(), Failure> {
+fn print_report(verb: &str, report: Result<DiskReport, ImageError>) -> Result<(), Failure> {
     let report = report.map_err(failure)?;
-    eprintln!("{verb} {} in {} of {} pieces", output::bytes(report.moved_bytes), report.moved, report.chunks);
+    eprintln!("{verb} {} in {} of {} chunks", output::bytes(report.moved_bytes), report.moved, report.chunks);
     output::write(&format!("{}\n", report.digest))
 }
 
@@ -150,7 +150,7 @@ fn run(program: &Path, args: &[&str], input: Stdio, out: Stdio) -> Result<Child,
 }
 
 /// Waits for the program, whose failure is a failure of the command.
-fn ended(mut child: Child, program: &Path) -> Result<(), Failure> {
+fn wait_for_exit(mut child: Child, program: &Path) -> Result<(), Failure> {
     match child.wait() {
         Ok(status) if status.success() => Ok(()),
         Ok(status) => Err(Failure::usage(format!("{} ended with {status}", program.display()))),

@@ -39,7 +39,7 @@ impl Case {
     }
 
     /// Returns phase and steps as `Phase: step step`.
-    fn shown(&self) -> String {
+    fn plan_text(&self) -> String {
         let plan = self.plan();
         let steps: Vec<_> = plan.steps.iter().map(Step::verb).collect();
         format!("{}: {}", plan.phase.as_str(), steps.join(" "))
@@ -78,7 +78,7 @@ fn active_set_table() {
         ("its node gave up", agents(1), "0=lost", "Failed: "),
         ("a failed sub-agent is left alone", agents(1), "0=ready 1=failed", "Scaling: "),
     ] {
-        assert_eq!(Case::new(spec, states).shown(), want, "{why}");
+        assert_eq!(Case::new(spec, states).plan_text(), want, "{why}");
     }
 }
 
@@ -105,14 +105,14 @@ fn suspended_set_table() {
         ("a static VM is not ours", stat, "0=hibernated win=ready", &[MAIN], "Suspended: "),
     ] {
         let case = Case { saved, ..Case::new(spec, states) };
-        assert_eq!(case.shown(), want, "{why}");
+        assert_eq!(case.plan_text(), want, "{why}");
     }
 }
 
 #[test]
 fn original_settings_suspend_without_asking_the_registry() {
     let case = Case { settings: Settings::original(), ..Case::new(suspended_set(0), "0=ready") };
-    assert_eq!(case.shown(), "Suspended: hibernate:demo-0");
+    assert_eq!(case.plan_text(), "Suspended: hibernate:demo-0");
     let set = set_with(suspended_set(0));
     assert!(questions(&set, &pods_of(&set, "0=hibernated"), &Settings::original()).is_empty());
     assert_eq!(questions(&set, &pods_of(&set, "0=hibernated"), &Settings::default()), ["vk-prod-demo-0"]);
@@ -121,11 +121,11 @@ fn original_settings_suspend_without_asking_the_registry() {
 #[test]
 fn resumed_set_wakes_pods_without_a_hibernation() {
     let case = Case::new(agents(0), "0=hibernated");
-    assert_eq!(case.shown(), "Waking: wake:demo-0");
+    assert_eq!(case.plan_text(), "Waking: wake:demo-0");
     let held = Case { held: &["demo-0"], ..Case::new(agents(0), "0=hibernated") };
     assert_eq!(held.plan().steps, []);
     let original = Case { settings: Settings::original(), ..Case::new(agents(0), "0=hibernated") };
-    assert_eq!(original.shown(), "Pending: wake:demo-0");
+    assert_eq!(original.plan_text(), "Pending: wake:demo-0");
 }
 
 /// A sub-agent that is forked while its source is about to be saved would be older than the VM that wakes later.
@@ -155,7 +155,7 @@ fn vm_name_of_another_namespace_is_not_given_twice() {
     assert_eq!((plan.phase, plan.steps.len()), (SetPhase::Failed, 0));
     assert!(plan.problems[0].contains("other/pod"), "{:?}", plan.problems);
     let sub = Case { taken: &["vk-prod-demo-1"], ..Case::new(agents(2), "0=ready") };
-    assert_eq!(sub.shown(), "Scaling: create:demo-2");
+    assert_eq!(sub.plan_text(), "Scaling: create:demo-2");
 }
 
 #[test]
@@ -287,7 +287,7 @@ fn release_table() {
         ),
     ] {
         let case = Case { saved, annotations, ..Case::new(release(suspend), states) };
-        assert_eq!(case.shown(), want, "{why}");
+        assert_eq!(case.plan_text(), want, "{why}");
     }
 }
 
@@ -316,9 +316,9 @@ fn main_agent_moves_with_its_state() {
         ),
     ] {
         let case = Case { saved, settings: settings(), ..Case::new(moved(), states) };
-        assert_eq!(case.shown(), want, "{why}");
+        assert_eq!(case.plan_text(), want, "{why}");
     }
-    assert_eq!(Case::new(moved(), "0=ready").shown(), "Running: ", "only when asked for");
+    assert_eq!(Case::new(moved(), "0=ready").plan_text(), "Running: ", "only when asked for");
 }
 
 #[test]

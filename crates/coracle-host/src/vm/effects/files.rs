@@ -60,7 +60,7 @@ impl Context {
     pub(super) async fn save_record(&self, write: WriteId, record: Record) -> Result<(), HostError> {
         let (writer, path) = (self.writer.clone(), self.paths.record());
         let saved = blocking(move || writer.write(None, write, || record.save(&path)));
-        saved.await.map_err(self.files_failed("write the record"))
+        saved.await.map_err(self.files_error("write the record"))
     }
 
     pub(super) async fn save_container(
@@ -75,7 +75,7 @@ impl Context {
                 record.save(&dir.join(format!("{}.json", record.id)))
             })
         });
-        saved.await.map_err(self.files_failed("write the record of a container"))
+        saved.await.map_err(self.files_error("write the record of a container"))
     }
 
     pub(super) async fn remove_container_files(
@@ -89,7 +89,7 @@ impl Context {
             let names = ["json", "log", "log.1", "position"].map(|kind| dir.join(format!("{id}.{kind}")));
             writer.write(Some(id), write, || names.iter().try_for_each(|path| files::remove_file(path)))
         });
-        removed.await.map_err(self.files_failed("remove the files of a container"))
+        removed.await.map_err(self.files_error("remove the files of a container"))
     }
 
     /// Opens the logs of containers. A failure is logged and does not prevent the adoption of the VM.
@@ -115,7 +115,7 @@ impl Context {
             };
             CriLog::open(path, &position, rotate).map(Box::new)
         });
-        let log = opened.await.map_err(self.files_failed("open a container's log"))?;
+        let log = opened.await.map_err(self.files_error("open a container's log"))?;
         self.container_logs.lock().insert(id, log);
         Ok(())
     }
@@ -123,13 +123,13 @@ impl Context {
     pub(super) async fn remove_saved_memory(&self) -> Result<(), HostError> {
         let dir = self.paths.saved();
         let removed = blocking(move || files::remove_tree(&dir)).await;
-        removed.map_err(self.files_failed("remove the used memory"))
+        removed.map_err(self.files_error("remove the used memory"))
     }
 
     pub(super) async fn remove_node_table(&self, volume: &str) -> Result<(), HostError> {
         let table = self.paths.folder_table(volume);
         let removed = blocking(move || files::remove_file(&table)).await;
-        removed.map_err(self.files_failed("remove the node table of a shared directory"))
+        removed.map_err(self.files_error("remove the node table of a shared directory"))
     }
 
     pub(super) fn claim(&self, volume: &Volume, found: &VolumeSource) -> Result<(), HostError> {
@@ -140,7 +140,7 @@ impl Context {
     /// Opens a shared directory. Idempotent.
     pub(super) async fn open_shared_dir(&self, volume: &Volume) -> Result<(), HostError> {
         let opened = self.shared_dirs.open(volume, self.paths.folder_table(&volume.name)).await;
-        opened.map_err(self.files_failed("open a shared directory"))
+        opened.map_err(self.files_error("open a shared directory"))
     }
 
     pub(super) async fn erase(&self) -> Result<(), HostError> {
@@ -151,7 +151,7 @@ impl Context {
             writer.erase(|| erase(&paths, &id))
         });
         let erased = erased.await;
-        erased.map_err(self.files_failed("remove the files"))
+        erased.map_err(self.files_error("remove the files"))
     }
 }
 

@@ -37,7 +37,7 @@ impl Context {
             let more = disk.map_or(0, |disk| files::allocated_bytes(&disk));
             reserve(&dir, &part, room + more)
         });
-        reserved.await.map_err(self.files_failed("reserve space for the memory"))
+        reserved.await.map_err(self.files_error("reserve space for the memory"))
     }
 
     /// Writes the memory of a paused guest. `Own` memory is synced when this returns; for a copy the disk is copied as well.
@@ -53,7 +53,7 @@ impl Context {
         let (_, part) = self.part(&to);
         let open = part.clone();
         let opened = blocking(move || File::options().read(true).write(true).open(open)).await;
-        let file = opened.map_err(self.files_failed("open the file of the memory"))?;
+        let file = opened.map_err(self.files_error("open the file of the memory"))?;
         let failed = |source| HostError::Driver { name: self.name(), source };
         snapshots.save(&vmm_config, &file).await.map_err(failed)?;
         let machine = snapshots.compatibility(&vmm_config).await;
@@ -82,7 +82,7 @@ impl Context {
             files::sync_parent(&place)?;
             Ok(bytes)
         });
-        sealed.await.map_err(self.files_failed("keep the memory"))
+        sealed.await.map_err(self.files_error("keep the memory"))
     }
 
     async fn copy_disk(&self, memory: File, disk: PathBuf) -> Result<u64, HostError> {
@@ -92,14 +92,14 @@ impl Context {
             files::copy_sparse(&overlay, &disk)?;
             Ok(bytes)
         });
-        copied.await.map_err(self.files_failed("copy the disk"))
+        copied.await.map_err(self.files_error("copy the disk"))
     }
 
     pub(super) async fn sync_copy(&self, dir: PathBuf) -> Result<(), HostError> {
         let synced = blocking(move || {
             [MEMORY_FILE, DISK_FILE].iter().try_for_each(|name| File::open(dir.join(name))?.sync_all())
         });
-        synced.await.map_err(self.files_failed("write the snapshot to disk"))
+        synced.await.map_err(self.files_error("write the snapshot to disk"))
     }
 
     /// Copies a hibernated VM. Its memory file is never written again, so a hard link suffices.
@@ -111,7 +111,7 @@ impl Context {
             files::copy_sparse(&overlay, &dir.join(DISK_FILE))?;
             File::open(dir.join(DISK_FILE))?.sync_all()
         });
-        copied.await.map_err(self.files_failed("copy the saved VM"))
+        copied.await.map_err(self.files_error("copy the saved VM"))
     }
 }
 

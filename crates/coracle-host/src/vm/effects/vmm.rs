@@ -8,7 +8,7 @@ use crate::instances::InstanceOwner;
 use coracle_lifecycle::RunningVmm;
 
 impl Context {
-    fn driver_failed(&self) -> impl FnOnce(DriverError) -> HostError + use<> {
+    fn driver_error(&self) -> impl FnOnce(DriverError) -> HostError + use<> {
         let name = self.name();
         move |source| HostError::Driver { name, source }
     }
@@ -55,11 +55,11 @@ impl Context {
     }
 
     pub(super) async fn pause(&self) -> Result<(), HostError> {
-        self.shared.node.driver.pause(&self.vmm_config()).await.map_err(self.driver_failed())
+        self.shared.node.driver.pause(&self.vmm_config()).await.map_err(self.driver_error())
     }
 
     pub(super) async fn resume(&self) -> Result<(), HostError> {
-        self.shared.node.driver.resume(&self.vmm_config()).await.map_err(self.driver_failed())
+        self.shared.node.driver.resume(&self.vmm_config()).await.map_err(self.driver_error())
     }
 
     /// Ends every instance of the VM, including one that its record does not name yet, after the jobs that might still make
@@ -75,12 +75,12 @@ impl Context {
         let mut vmm_config = self.vmm_config();
         vmm_config.disks.retain(|disk| !absent.contains(&disk.slot));
         let attached = self.shared.node.driver.attach_disk(&vmm_config, disk).await;
-        attached.map_err(self.driver_failed())
+        attached.map_err(self.driver_error())
     }
 
     pub(super) async fn detach_disk(&self, slot: usize) -> Result<(), HostError> {
         let mut vmm_config = self.vmm_config();
         vmm_config.disks.retain(|disk| disk.slot != slot);
-        self.shared.node.driver.detach_disk(&vmm_config, slot).await.map_err(self.driver_failed())
+        self.shared.node.driver.detach_disk(&vmm_config, slot).await.map_err(self.driver_error())
     }
 }

@@ -6,7 +6,7 @@ fn at(text: &str) -> Timestamp {
     text.parse().unwrap()
 }
 
-fn sound() -> Observed {
+fn sound_cluster() -> Observed {
     let role = json!({"kind": "ClusterRole", "metadata": {"name": "r"},
         "rules": [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}]});
     let policy =
@@ -59,7 +59,7 @@ fn webhook() -> Webhook {
 
 #[test]
 fn sound_installation_has_nothing_to_do() {
-    for finding in judge(&sound()) {
+    for finding in judge(&sound_cluster()) {
         assert_eq!((finding.state, finding.help.as_str()), (State::Good, ""), "{finding:?}");
     }
 }
@@ -178,7 +178,7 @@ fn findings_table() {
         ),
     ];
     for (change, check, state, word) in cases {
-        let mut seen = sound();
+        let mut seen = sound_cluster();
         change(&mut seen);
         let all = judge(&seen);
         let wrong: Vec<_> = all.iter().filter(|finding| finding.state != State::Good).collect();

@@ -28,8 +28,8 @@ impl Registries {
     pub fn load(dir: &Path) -> Result<(Self, Vec<String>), OciError> {
         let (mut registries, mut warnings) = (Self::default(), Vec::new());
         let mut names = Vec::new();
-        for entry in fs::read_dir(dir).map_err(|e| unreadable(dir, &e))? {
-            let entry = entry.map_err(|e| unreadable(dir, &e))?;
+        for entry in fs::read_dir(dir).map_err(|e| read_error(dir, &e))? {
+            let entry = entry.map_err(|e| read_error(dir, &e))?;
             match entry.file_name().into_string() {
                 Ok(name) if entry.path().is_dir() => names.push(name),
                 _ => {}
@@ -38,7 +38,7 @@ impl Registries {
         // When both spellings of a registry exist, the one with underscores wins, as in containerd: it is sorted last.
         names.sort_by_key(|name| (name.ends_with('_'), name.clone()));
         for name in names {
-            let hosts = one(&dir.join(&name), &mut warnings)?;
+            let hosts = load_registry(&dir.join(&name), &mut warnings)?;
             match name.as_str() {
                 DEFAULT => registries.default = Some(hosts),
                 _ => registries = registries.with(&registry_of(&name), hosts),
@@ -57,12 +57,12 @@ fn registry_of(directory: &str) -> String {
     }
 }
 
-fn one(dir: &Path, warnings: &mut Vec<String>) -> Result<RegistryHosts, OciError> {
+fn load_registry(dir: &Path, warnings: &mut Vec<String>) -> Result<RegistryHosts, OciError> {
     let path = dir.join(FILE);
     let text = match read(&path) {
-        Ok(bytes) => String::from_utf8(bytes).map_err(|_| wrong(&path, 1, "not UTF-8".to_owned()))?,
+        Ok(bytes) => String::from_utf8(bytes).map_err(|_| config_error(&path, 1, "not UTF-8".to_owned()))?,
         Err(e) if e.kind() == io::ErrorKind::NotFound => String::new(),
-        Err(e) => return Err(unreadable(&path, &e)),
+        Err(e) => return Err(read_error(&path, &e)),
     };
     if text.trim().is_empty() {
         return Ok(RegistryHosts {
@@ -70,7 +70,7 @@ fn one(dir: &Path, warnings: &mut Vec<String>) -> Result<RegistryHosts, OciError
             server: with_files(dir, certificates(dir)?, warnings)?,
         });
     }
-    let parsed = RegistryHosts::parse(&text).map_err(|e| wrong(&path, e.line, e.reason))?;
+    let parsed = RegistryHosts::parse(&text).map_err(|e| config_error(&path, e.line, e.reason))?;
     warnings.extend(parsed.warnings().map(|warning| format!("{}: {warning}", path.display())));
     let Parsed { mirrors, server, .. } = parsed;
     let mirrors = mirrors.into_iter().map(|host| with_files(dir, host, warnings));
@@ -84,8 +84,8 @@ fn one(dir: &Path, warnings: &mut Vec<String>) -> Result<RegistryHosts, OciError
 fn certificates(dir: &Path) -> Result<ParsedHost, OciError> {
     let mut parsed = ParsedHost::default();
     let mut files: Vec<PathBuf> = Vec::new();
-    for entry in fs::read_dir(dir).map_err(|e| unreadable(dir, &e))? {
-        files.push(entry.map_err(|e| unreadable(dir, &e))?.path());
+    for entry in fs::read_dir(dir).map_err(|e| read_error(dir, &e))? {
+        files.push(entry.map_err(|e| read_error(dir, &e))?.path());
     }
     files.sort();
     for file in files {
@@ -106,13 +106,13 @@ fn with_files(dir: &Path, parsed: ParsedHost, warnings: &mut Vec<String>) -> Res
     let ParsedHost { mut host, ca, client } = parsed;
     let certificate = |path: &Path| {
         let path = dir.join(path);
-        read(&path).map(|bytes| (bytes, path.clone())).map_err(|e| unreadable(&path, &e))
+        read(&path).map(|bytes| (bytes, path.clone())).map_err(|e| read_error(&path, &e))
     };
     for file in ca {
         let (mut bytes, path) = certificate(&file)?;
         match reqwest::Certificate::from_pem_bundle(&bytes) {
             Ok(found) if !found.is_empty() => {}
-            _ => return Err(wrong(&path, 1, "no certificates in PEM".to_owned())),
+            _ => return Err(config_error(&path, 1, "no certificates in PEM".to_owned())),
         }
         bytes.push(b'\n');
         host.trust.extend(bytes);
@@ -127,7 +127,7 @@ fn with_files(dir: &Path, parsed: ParsedHost, warnings: &mut Vec<String>) -> Res
             bytes.push(b'\n');
             bytes.extend(certificate(&key)?.0);
         }
-        let broken = || wrong(&path, 1, "no certificate with its key in PEM".to_owned());
+        let broken = || config_error(&path, 1, "no certificate with its key in PEM".to_owned());
         reqwest::Identity::from_pem(&bytes).map_err(|_| broken())?;
         host.identity = Some(Secret::new(String::from_utf8(bytes).map_err(|_| broken())?));
     }
@@ -144,11 +144,11 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn unreadable(path: &Path, error: &io::Error) -> OciError {
+fn read_error(path: &Path, error: &io::Error) -> OciError {
     OciError::RegistryConfig { path: path.to_owned(), line: None, reason: error.to_string() }
 }
 
-fn wrong(path: &Path, line: usize, reason: String) -> OciError {
+fn config_error(path: &Path, line: usize, reason: String) -> OciError {
     OciError::RegistryConfig { path: path.to_owned(), line: Some(line), reason }
 }
 

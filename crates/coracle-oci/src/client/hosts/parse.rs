@@ -111,7 +111,7 @@ impl<'a> Reader<'a> {
                 "pull" => capabilities.pull = true,
                 "resolve" => capabilities.resolve = true,
                 "push" => capabilities.push = true,
-                _ => return Err(self.wrong(value, format!("unknown capability {word:?}"))),
+                _ => return Err(self.invalid_value(value, format!("unknown capability {word:?}"))),
             }
         }
         Ok(if words.is_empty() { Capabilities::ALL } else { capabilities })
@@ -129,7 +129,7 @@ impl<'a> Reader<'a> {
                 let key = (!key.is_empty()).then(|| PathBuf::from(key));
                 Ok((PathBuf::from(self.string(certificate, "client")?), key))
             }
-            Some(_) => Err(self.wrong(value, "client: a pair is certificate and key".to_owned())),
+            Some(_) => Err(self.invalid_value(value, "client: a pair is certificate and key".to_owned())),
         };
         list.iter().map(pair).collect()
     }
@@ -140,7 +140,7 @@ impl<'a> Reader<'a> {
             for text in self.strings(value, &key.name)? {
                 let is_name = reqwest::header::HeaderName::from_bytes(key.name.as_bytes()).is_ok();
                 if !is_name || reqwest::header::HeaderValue::from_str(text).is_err() {
-                    return Err(self.wrong(value, format!("invalid header {:?}", key.name)));
+                    return Err(self.invalid_value(value, format!("invalid header {:?}", key.name)));
                 }
                 headers.push((key.name.to_string(), text.to_owned()));
             }
@@ -161,7 +161,7 @@ impl<'a> Reader<'a> {
         };
         let duration = digits.parse::<f64>().ok().map(|count| count * unit_ms / 1_000.0);
         let duration = duration.filter(|s| *s > 0.0).and_then(|s| Duration::try_from_secs_f64(s).ok());
-        duration.ok_or_else(|| self.wrong(value, format!("invalid dial_timeout {text:?}")))
+        duration.ok_or_else(|| self.invalid_value(value, format!("invalid dial_timeout {text:?}")))
     }
 
     /// Parses the URL of a server. Without a scheme, it is `https`.
@@ -179,16 +179,16 @@ impl<'a> Reader<'a> {
     }
 
     fn boolean(&self, value: &Value<'a>, key: &str) -> Result<bool, InvalidHosts> {
-        value.as_bool().ok_or_else(|| self.wrong(value, format!("{key} is true or false")))
+        value.as_bool().ok_or_else(|| self.invalid_value(value, format!("{key} is true or false")))
     }
 
     fn string<'v>(&self, value: &'v Value<'a>, key: &str) -> Result<&'v str, InvalidHosts> {
-        value.as_str().ok_or_else(|| self.wrong(value, format!("{key} is a string")))
+        value.as_str().ok_or_else(|| self.invalid_value(value, format!("{key} is a string")))
     }
 
     /// Parses one string or a list of strings.
     fn strings<'v>(&self, value: &'v Value<'a>, key: &str) -> Result<Vec<&'v str>, InvalidHosts> {
-        let wrong = || self.wrong(value, format!("{key} is a string or a list of strings"));
+        let wrong = || self.invalid_value(value, format!("{key} is a string or a list of strings"));
         match value.as_array() {
             Some(list) => list.iter().map(|one| one.as_str().ok_or_else(wrong)).collect(),
             None => value.as_str().map(|one| vec![one]).ok_or_else(wrong),
@@ -196,10 +196,10 @@ impl<'a> Reader<'a> {
     }
 
     fn table<'v>(&self, value: &'v Value<'a>, key: &str) -> Result<&'v Table<'a>, InvalidHosts> {
-        value.as_table().ok_or_else(|| self.wrong(value, format!("{key} is a table")))
+        value.as_table().ok_or_else(|| self.invalid_value(value, format!("{key} is a table")))
     }
 
-    fn wrong(&self, value: &Value<'a>, reason: String) -> InvalidHosts {
+    fn invalid_value(&self, value: &Value<'a>, reason: String) -> InvalidHosts {
         at(self.text, value.span, reason)
     }
 }

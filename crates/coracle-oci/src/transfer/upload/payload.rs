@@ -60,14 +60,14 @@ impl Payload {
         match self {
             Self::Bytes(bytes) => {
                 let rest = bytes.slice(usize::try_from(offset).unwrap_or(usize::MAX).min(bytes.len())..);
-                Ok(watched(stream::iter(parts(rest)).map(Ok), offset, self.len(), sent, activity))
+                Ok(tracked_body(stream::iter(parts(rest)).map(Ok), offset, self.len(), sent, activity))
             }
             Self::File { path, start, bytes } => {
                 let fail = |operation: &'static str| move |e| OciError::io(operation, path, e);
                 let mut file = File::open(path).await.map_err(fail("open"))?;
                 file.seek(SeekFrom::Start(start + offset)).await.map_err(fail("seek in"))?;
                 let parts = ReaderStream::with_capacity(file.take(bytes - offset), PART_BYTES);
-                Ok(watched(parts, offset, self.len(), sent, activity))
+                Ok(tracked_body(parts, offset, self.len(), sent, activity))
             }
         }
     }
@@ -77,7 +77,7 @@ fn parts(mut rest: Bytes) -> impl Iterator<Item = Bytes> + Send {
     std::iter::from_fn(move || (!rest.is_empty()).then(|| rest.split_to(rest.len().min(PART_BYTES))))
 }
 
-fn watched(
+fn tracked_body(
     parts: impl Stream<Item = std::io::Result<Bytes>> + Send + 'static,
     offset: u64,
     total: u64,

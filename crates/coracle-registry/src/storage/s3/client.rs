@@ -95,7 +95,7 @@ impl Client {
     }
 
     pub(super) async fn put(&self, key: &str, bytes: Bytes) -> Result<(), StoreError> {
-        self.store.put(&self.path(key)?, bytes.into()).await.map(drop).map_err(failed("put", key))
+        self.store.put(&self.path(key)?, bytes.into()).await.map(drop).map_err(error_from("put", key))
     }
 
     pub(super) async fn delete(&self, key: &str) -> Result<(), StoreError> {
@@ -108,29 +108,30 @@ impl Client {
         let paths: Vec<_> = keys.iter().map(|key| self.path(key)).collect::<Result<_, _>>()?;
         let mut removed = self.store.delete_stream(stream::iter(paths.into_iter().map(Ok)).boxed());
         while let Some(outcome) = removed.next().await {
-            present(outcome).map_err(failed("delete", first))?;
+            absent_is_none(outcome).map_err(error_from("delete", first))?;
         }
         Ok(())
     }
 
     pub(super) async fn copy(&self, from: &str, to: &str) -> Result<(), StoreError> {
-        self.store.copy(&self.path(from)?, &self.path(to)?).await.map_err(failed("copy", from))
+        self.store.copy(&self.path(from)?, &self.path(to)?).await.map_err(error_from("copy", from))
     }
 
     /// Size of an object, bytes. `None` when it does not exist.
     pub(super) async fn size(&self, key: &str) -> Result<Option<u64>, StoreError> {
-        let found = present(self.store.head(&self.path(key)?).await).map_err(failed("look at", key))?;
+        let found =
+            absent_is_none(self.store.head(&self.path(key)?).await).map_err(error_from("look at", key))?;
         Ok(found.map(|meta| meta.size))
     }
 
     /// Reads a small object of at most `bytes_max` bytes.
     pub(super) async fn get(&self, key: &str, bytes_max: u64) -> Result<Option<Bytes>, StoreError> {
-        let found = present(self.store.get(&self.path(key)?).await).map_err(failed("get", key))?;
+        let found = absent_is_none(self.store.get(&self.path(key)?).await).map_err(error_from("get", key))?;
         let Some(found) = found else { return Ok(None) };
         if found.meta.size > bytes_max {
             return Err(StoreError::S3Size { key: key.to_owned(), size: found.meta.size, want: bytes_max });
         }
-        found.bytes().await.map(Some).map_err(failed("get", key))
+        found.bytes().await.map(Some).map_err(error_from("get", key))
     }
 
     /// Starts reading a part of an object.
@@ -140,8 +141,8 @@ impl Client {
         part: std::ops::Range<u64>,
     ) -> Result<Option<BoxStream<'static, object_store::Result<Bytes>>>, StoreError> {
         let options = GetOptions { range: Some(GetRange::Bounded(part)), ..GetOptions::default() };
-        let found = present(self.store.get_opts(&self.path(key)?, options).await);
-        Ok(found.map_err(failed("read", key))?.map(GetResult::into_stream))
+        let found = absent_is_none(self.store.get_opts(&self.path(key)?, options).await);
+        Ok(found.map_err(error_from("read", key))?.map(GetResult::into_stream))
     }
 
     /// Keys below `below`, without the prefix, and sizes.
@@ -151,12 +152,12 @@ impl Client {
             let key = meta.location.as_ref().strip_prefix(&self.prefix);
             Ok(key.map(|key| (key.to_owned(), meta.size)))
         });
-        own.try_collect().await.map_err(failed("list", below))
+        own.try_collect().await.map_err(error_from("list", below))
     }
 
     /// Starts a multipart upload.
     pub(super) async fn begin_parts(&self, key: &str) -> Result<String, StoreError> {
-        self.store.create_multipart(&self.path(key)?).await.map_err(failed("begin", key))
+        self.store.create_multipart(&self.path(key)?).await.map_err(error_from("begin", key))
     }
 
     /// Copies a part of an existing object as part `number`, counted from 1. The bytes stay on the server.
@@ -175,7 +176,7 @@ impl Client {
         let (mut wait, mut left) = (WAIT, TRIES);
         loop {
             let url = self.store.signed_url_opts(Method::PUT, &path, SIGNED, &options).await;
-            let url = url.map_err(failed("copy", from))?;
+            let url = url.map_err(error_from("copy", from))?;
             let error = match self.attempt_copy(url, &source, from).await {
                 Ok(part) => return Ok(part),
                 Err((error, _)) if left <= 1 => return Err(error),
@@ -204,13 +205,13 @@ impl Client {
         let status = answer.status();
         if !status.is_success() {
             let passes = status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS;
-            return Err((refused("copy", from, status), passes));
+            return Err((status_error("copy", from, status), passes));
         }
         let mut body = Vec::new();
         while let Some(piece) = answer.chunk().await.map_err(failed)? {
             body.extend_from_slice(&piece);
             if body.len() > ANSWER_MAX {
-                return Err((refused("copy", from, status), false));
+                return Err((status_error("copy", from, status), false));
             }
         }
         let parsed: Result<CopyPartResult, _> = quick_xml::de::from_reader(&body[..]);
@@ -222,13 +223,13 @@ impl Client {
 
     pub(super) async fn end_parts(&self, key: &str, id: &str, parts: Vec<PartId>) -> Result<(), StoreError> {
         let ended = self.store.complete_multipart(&self.path(key)?, &id.to_owned(), parts).await;
-        ended.map(drop).map_err(failed("end", key))
+        ended.map(drop).map_err(error_from("end", key))
     }
 
     /// Aborts a multipart upload. `Ok` when it was aborted already.
     pub(super) async fn abort_parts(&self, key: &str, id: &str) -> Result<(), StoreError> {
         let ended = self.store.abort_multipart(&self.path(key)?, &id.to_owned()).await;
-        present(ended).map(drop).map_err(failed("give up", key))
+        absent_is_none(ended).map(drop).map_err(error_from("give up", key))
     }
 }
 
@@ -252,7 +253,7 @@ fn check(config: &S3Config) -> Result<String, StoreError> {
 }
 
 /// Turns a missing object into `None`.
-fn present<T>(outcome: object_store::Result<T>) -> object_store::Result<Option<T>> {
+fn absent_is_none<T>(outcome: object_store::Result<T>) -> object_store::Result<Option<T>> {
     match outcome {
         Ok(found) => Ok(Some(found)),
         Err(Error::NotFound { .. }) => Ok(None),
@@ -260,7 +261,7 @@ fn present<T>(outcome: object_store::Result<T>) -> object_store::Result<Option<T
     }
 }
 
-fn refused(operation: &'static str, key: &str, status: StatusCode) -> StoreError {
+fn status_error(operation: &'static str, key: &str, status: StatusCode) -> StoreError {
     StoreError::S3Status { operation, key: key.to_owned(), status: status.as_u16() }
 }
 
@@ -272,11 +273,11 @@ fn failure(
     StoreError::S3 { operation, key: key.to_owned(), source: source.into() }
 }
 
-fn failed(operation: &'static str, key: &str) -> impl FnOnce(Error) -> StoreError {
+fn error_from(operation: &'static str, key: &str) -> impl FnOnce(Error) -> StoreError {
     let key = key.to_owned();
     move |error| match error {
-        Error::PermissionDenied { .. } => refused(operation, &key, StatusCode::FORBIDDEN),
-        Error::Unauthenticated { .. } => refused(operation, &key, StatusCode::UNAUTHORIZED),
+        Error::PermissionDenied { .. } => status_error(operation, &key, StatusCode::FORBIDDEN),
+        Error::Unauthenticated { .. } => status_error(operation, &key, StatusCode::UNAUTHORIZED),
         error => failure(operation, &key, error),
     }
 }

@@ -19,7 +19,7 @@ impl Failure {
     }
 
     pub(super) fn not_found(kind: &Kind, name: &str) -> Self {
-        Self::new(StatusCode::NOT_FOUND, "NotFound", format!("{} {name:?} not found", kind.qualified()))
+        Self::new(StatusCode::NOT_FOUND, "NotFound", format!("{} {name:?} not found", kind.qualified_name()))
     }
 
     pub(super) fn unknown_path() -> Self {
@@ -27,12 +27,12 @@ impl Failure {
     }
 
     pub(super) fn already_exists(kind: &Kind, name: &str) -> Self {
-        let message = format!("{} {name:?} already exists", kind.qualified());
+        let message = format!("{} {name:?} already exists", kind.qualified_name());
         Self::new(StatusCode::CONFLICT, "AlreadyExists", message)
     }
 
     pub(super) fn conflict(kind: &Kind, name: &str, why: &str) -> Self {
-        let message = format!("Operation cannot be fulfilled on {} {name:?}: {why}", kind.qualified());
+        let message = format!("Operation cannot be fulfilled on {} {name:?}: {why}", kind.qualified_name());
         Self::new(StatusCode::CONFLICT, "Conflict", message)
     }
 

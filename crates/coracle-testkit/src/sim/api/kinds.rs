@@ -77,7 +77,7 @@ impl Kind {
     }
 
     /// Name of the resource in error messages, such as `mikromvms.vm.mikrom.es`.
-    pub(super) fn qualified(&self) -> String {
+    pub(super) fn qualified_name(&self) -> String {
         if self.group.is_empty() { self.plural.clone() } else { format!("{}.{}", self.plural, self.group) }
     }
 
@@ -96,19 +96,19 @@ impl Kind {
     }
 
     /// Sets defaults and drops fields that the schema does not contain, as the API server does for custom resources.
-    pub(super) fn conform(&self, object: &mut Value) {
+    pub(super) fn apply_schema(&self, object: &mut Value) {
         let Some(properties) = self.schema.as_ref().and_then(|s| s["properties"].as_object()) else { return };
         for part in ["spec", "status"] {
             if let (Some(schema), Some(value)) = (properties.get(part), object.get_mut(part)) {
-                conform(schema, value);
+                apply_schema(schema, value);
             }
         }
     }
 }
 
-fn conform(schema: &Value, value: &mut Value) {
+fn apply_schema(schema: &Value, value: &mut Value) {
     if let Some(items) = value.as_array_mut() {
-        items.iter_mut().for_each(|item| conform(&schema["items"], item));
+        items.iter_mut().for_each(|item| apply_schema(&schema["items"], item));
         return;
     }
     let Some(fields) = value.as_object_mut() else { return };
@@ -122,7 +122,7 @@ fn conform(schema: &Value, value: &mut Value) {
                 fields.insert(name.clone(), default.clone());
             }
             if let Some(field) = fields.get_mut(name) {
-                conform(schema, field);
+                apply_schema(schema, field);
             }
         }
         // An absent optional field is stored as absent, not as null.
@@ -130,7 +130,7 @@ fn conform(schema: &Value, value: &mut Value) {
             !field.is_null() || properties.get(name).is_some_and(|s| s["nullable"] == json!(true))
         });
     } else if schema["additionalProperties"].is_object() {
-        fields.values_mut().for_each(|field| conform(&schema["additionalProperties"], field));
+        fields.values_mut().for_each(|field| apply_schema(&schema["additionalProperties"], field));
     }
 }
 

@@ -56,7 +56,7 @@ impl Owners {
         manager: &Manager,
         force: bool,
     ) -> Result<Value, Vec<String>> {
-        let wanted = leaves(kind, patch);
+        let wanted = owned_paths(kind, patch);
         let others = || self.0.iter().filter(|(other, _)| *other != manager);
         let mut conflicts = Vec::new();
         for path in &wanted {
@@ -94,8 +94,8 @@ impl Owners {
     }
 
     /// Records a write other than an apply: the writer becomes the only owner of what it changed.
-    pub(super) fn updated(&mut self, kind: &Kind, old: &Value, new: &Value, manager: &Manager) {
-        let (before, after) = (leaves(kind, old), leaves(kind, new));
+    pub(super) fn record_update(&mut self, kind: &Kind, old: &Value, new: &Value, manager: &Manager) {
+        let (before, after) = (owned_paths(kind, old), owned_paths(kind, new));
         let changed: BTreeSet<_> =
             after.iter().filter(|path| get(kind, old, path) != get(kind, new, path)).cloned().collect();
         for paths in self.0.values_mut() {
@@ -108,7 +108,7 @@ impl Owners {
 }
 
 /// Paths of all values that have owners.
-fn leaves(kind: &Kind, object: &Value) -> BTreeSet<Path> {
+fn owned_paths(kind: &Kind, object: &Value) -> BTreeSet<Path> {
     let mut all = BTreeSet::new();
     for (name, value) in object.as_object().into_iter().flatten() {
         if name == "apiVersion" || name == "kind" {
@@ -284,7 +284,7 @@ mod tests {
         built_in().into_iter().find(|kind| kind.kind == "Pod").unwrap()
     }
 
-    fn by(name: &str) -> Manager {
+    fn manager_named(name: &str) -> Manager {
         Manager { name: name.into(), applies: true, subresource: String::new() }
     }
 
@@ -292,7 +292,7 @@ mod tests {
     fn apply_removes_what_the_manager_no_longer_sets() {
         let (kind, mut owners) = (pod(), Owners::default());
         let mut apply = |live: &Value, patch: Value, who: &str| {
-            owners.apply(&kind, live, &patch, &by(who), false).unwrap()
+            owners.apply(&kind, live, &patch, &manager_named(who), false).unwrap()
         };
         let one = apply(
             &json!({}),
@@ -313,23 +313,26 @@ mod tests {
     fn apply_of_anothers_field_needs_force() {
         let (kind, mut owners) = (pod(), Owners::default());
         let patch = |ready: &str| json!({"status": {"conditions": [{"type": "Ready", "status": ready}]}});
-        let live = owners.apply(&kind, &json!({}), &patch("True"), &by("m"), false).unwrap();
-        assert!(owners.apply(&kind, &live, &patch("False"), &by("n"), false).is_err());
-        let forced = owners.apply(&kind, &live, &patch("False"), &by("n"), true).unwrap();
+        let live = owners.apply(&kind, &json!({}), &patch("True"), &manager_named("m"), false).unwrap();
+        assert!(owners.apply(&kind, &live, &patch("False"), &manager_named("n"), false).is_err());
+        let forced = owners.apply(&kind, &live, &patch("False"), &manager_named("n"), true).unwrap();
         assert_eq!(forced["status"]["conditions"], json!([{"type": "Ready", "status": "False"}]));
-        assert!(owners.apply(&kind, &forced, &patch("True"), &by("n"), false).is_ok(), "n owns it now");
+        assert!(
+            owners.apply(&kind, &forced, &patch("True"), &manager_named("n"), false).is_ok(),
+            "n owns it now"
+        );
     }
 
     #[test]
     fn update_takes_ownership_of_changed_fields() {
         let (kind, mut owners) = (pod(), Owners::default());
         let one = json!({"metadata": {"labels": {"a": "1"}}});
-        let live = owners.apply(&kind, &json!({}), &one, &by("m"), false).unwrap();
+        let live = owners.apply(&kind, &json!({}), &one, &manager_named("m"), false).unwrap();
         let two = json!({"metadata": {"labels": {"a": "2"}}});
-        let user = Manager { applies: false, ..by("user") };
-        owners.updated(&kind, &live, &two, &user);
-        assert!(owners.apply(&kind, &two, &one, &by("m"), false).is_err());
-        let released = owners.apply(&kind, &two, &json!({}), &by("m"), false).unwrap();
+        let user = Manager { applies: false, ..manager_named("user") };
+        owners.record_update(&kind, &live, &two, &user);
+        assert!(owners.apply(&kind, &two, &one, &manager_named("m"), false).is_err());
+        let released = owners.apply(&kind, &two, &json!({}), &manager_named("m"), false).unwrap();
         assert_eq!(released, two, "the user's value stays");
     }
 

@@ -61,7 +61,7 @@ impl ApiServer {
             return watch::open(self, &kind, url, selector, metadata_only);
         }
         match self.handle(parts, url, body, &kind, &selector) {
-            Ok((code, body)) if metadata_only => respond(code, &partial(&body)),
+            Ok((code, body)) if metadata_only => respond(code, &partial_metadata(&body)),
             Ok((code, body)) => respond(code, &body),
             Err(refused) => failure(&refused),
         }
@@ -206,7 +206,7 @@ fn position_of(object: &Value) -> String {
 }
 
 /// Object, or each object of a list, reduced to its metadata.
-pub(super) fn partial(object: &Value) -> Value {
+pub(super) fn partial_metadata(object: &Value) -> Value {
     let one = |object: &Value| json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": object["metadata"]});
     match object["items"].as_array() {
         Some(items) => json!({

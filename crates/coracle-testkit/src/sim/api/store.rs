@@ -137,13 +137,13 @@ impl Store {
         }
         self.admit(kind, &mut object);
         let mut owners = Owners::default();
-        owners.updated(kind, &json!({}), &object, by);
+        owners.record_update(kind, &json!({}), &object, by);
         Ok(self.put(key, Stored { object, owners }, None))
     }
 
     /// Sets what controllers and strategies of the real API server set on a new object, as far as clients depend on it.
     fn admit(&mut self, kind: &Kind, object: &mut Value) {
-        kind.conform(object);
+        kind.apply_schema(object);
         match kind.kind.as_str() {
             "CustomResourceDefinition" => {
                 self.kinds.retain(|k| Some(k.plural.as_str()) != object["spec"]["names"]["plural"].as_str());
@@ -221,16 +221,16 @@ impl Store {
                 new
             }
             Write::Apply { patch, force } => {
-                let patch = only(kind, patch, part);
+                let patch = writable_fields(kind, patch, part);
                 let merged = owners.apply(kind, &old, &patch, by, force);
                 merged.map_err(|conflicts| Failure::apply_conflict(&conflicts))?
             }
         };
         restrict(kind, &old, &mut new, part);
-        kind.conform(&mut new);
+        kind.apply_schema(&mut new);
         check_finalizers(kind, name, &old, &new)?;
         if !by.applies {
-            owners.updated(kind, &old, &new, by);
+            owners.record_update(kind, &old, &new, by);
         }
         if new == old {
             self.objects.insert(key, Stored { object: old.clone(), owners });
@@ -264,7 +264,7 @@ impl Store {
             );
             return Err(Failure::conflict(kind, name, &why));
         }
-        let object = only(kind, patch, part);
+        let object = writable_fields(kind, patch, part);
         if object["metadata"]["name"].as_str() != Some(name) {
             let why = format!(
                 "the name of the object ({name} based on URL) was undeterminable: name must be provided"
@@ -367,7 +367,7 @@ fn seconds(at: Timestamp) -> String {
 }
 
 /// Fields of an applied configuration that this endpoint writes.
-fn only(kind: &Kind, patch: &Value, part: Part) -> Value {
+fn writable_fields(kind: &Kind, patch: &Value, part: Part) -> Value {
     let mut patch = patch.clone();
     if let (true, Some(fields)) = (kind.has_status, patch.as_object_mut()) {
         match part {

@@ -18,7 +18,7 @@ use super::{
     failure::Failure,
     kinds::Kind,
     request::Url,
-    respond::{Reply, failure, json_response, partial},
+    respond::{Reply, failure, json_response, partial_metadata},
     select::Selector,
     store::{Change, Store},
 };
@@ -158,7 +158,7 @@ impl Watch {
     }
 
     fn event(&self, kind: &str, object: &Value) -> Value {
-        let object = if self.metadata_only { partial(object) } else { object.clone() };
+        let object = if self.metadata_only { partial_metadata(object) } else { object.clone() };
         json!({"type": kind, "object": object})
     }
 

@@ -103,7 +103,7 @@ impl World {
         }
     }
 
-    /// Updates the memory of the task, like `Task::succeeded`.
+    /// Updates the memory of the task, like `Task::on_step_success`.
     fn remember(&mut self, step: &Step) {
         let memory = &mut self.memory;
         match step {
@@ -164,7 +164,7 @@ impl World {
         panic!("no end: {self:?}");
     }
 
-    fn count_on(&mut self) {
+    fn advance_guest(&mut self) {
         if let Some((VmState::Running, count)) = &mut self.vm {
             *count += 1;
         }
@@ -179,7 +179,7 @@ fn guest_counter_survives_a_restart_at_any_step() {
         let mut world = World::default();
         world.settle(&mut cut);
         for round in 1..=2 {
-            world.count_on();
+            world.advance_guest();
             let before = world.vm.expect("it runs").1;
             assert_eq!(before, round, "cut {at}");
             world.hibernate = true;
@@ -196,7 +196,7 @@ fn guest_counter_survives_a_restart_at_any_step() {
             assert_eq!(world.tag_hibernate, None, "cut {at}: the tag is used up");
             assert_eq!(world.noted, Some((LifecycleState::Ready, true)), "cut {at}");
         }
-        world.count_on();
+        world.advance_guest();
         world.ending = true;
         world.settle(&mut cut);
         assert!(world.gone && world.vm.is_none(), "cut {at}: {world:?}");
@@ -214,7 +214,7 @@ fn desired_state_change_at_any_step_keeps_counter() {
     for steps in 0..12 {
         let mut world = World::default();
         world.settle(&mut None);
-        world.count_on();
+        world.advance_guest();
         world.hibernate = true;
         for _ in 0..steps {
             let Some(step) = plan(&world.look()).step else { break };

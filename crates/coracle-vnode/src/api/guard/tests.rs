@@ -78,7 +78,7 @@ async fn decision_table() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn answers_are_kept_for_their_time() {
+async fn review_answers_are_cached_for_their_ttl() {
     let asked = Arc::new(AtomicUsize::new(0));
     let guard = Guard::new(Box::new(Names { asked: asked.clone() }), "node".to_owned(), false);
     let ask = async |authorization: &str, wait: u64| {

@@ -12,7 +12,7 @@ use tokio_util::task::TaskTracker;
 use super::clients::{Proxy, finish, streaming_client};
 use super::world::{DEADLINE, MASTERS, World};
 
-async fn served(cluster: &Cluster, node: &str) -> (World, Proxy) {
+async fn start_proxy(cluster: &Cluster, node: &str) -> (World, Proxy) {
     let world = World::new(cluster.client(), node, false).await;
     world.run("shop", "web", &["serve"], true).await;
     let proxy = Proxy::new(&world, "admin", MASTERS).await;
@@ -22,7 +22,7 @@ async fn served(cluster: &Cluster, node: &str) -> (World, Proxy) {
 #[test]
 fn commands_and_attachments_serve_each_client() {
     cluster::run(async |cluster| {
-        let (world, proxy) = served(cluster, "streaming-node").await;
+        let (world, proxy) = start_proxy(cluster, "streaming-node").await;
         let exec = proxy.url("/exec/shop/web/main?output=1&error=1&command=say&command=two%20words");
         let attach = proxy.url("/attach/shop/web/uid-web/main?input=1&output=1");
         for (via, protocols) in [("spdy", ""), ("websocket", ""), ("websocket", "v4.channel.k8s.io")] {
@@ -45,7 +45,7 @@ fn commands_and_attachments_serve_each_client() {
 #[test]
 fn ports_are_forwarded_for_each_client() {
     cluster::run(async |cluster| {
-        let (world, proxy) = served(cluster, "forwarding-node").await;
+        let (world, proxy) = start_proxy(cluster, "forwarding-node").await;
         for via in ["spdy", "websocket"] {
             let url = proxy.url("/portForward/shop/web");
             let Some(mut client) = streaming_client(&["forward", "-via", via, &url, ":7"]) else {
@@ -75,7 +75,7 @@ fn ports_are_forwarded_for_each_client() {
 #[test]
 fn attached_container_outlives_its_client() {
     cluster::run(async |cluster| {
-        let (world, proxy) = served(cluster, "attaching-node").await;
+        let (world, proxy) = start_proxy(cluster, "attaching-node").await;
         let attach = proxy.url("/attach/shop/web/main?input=1&output=1");
         for via in ["spdy", "websocket"] {
             let flags = ["exec", "-via", via, "-stdin", "-stderr=false", &attach];
@@ -96,7 +96,7 @@ fn attached_container_outlives_its_client() {
 #[test]
 fn dropped_connection_ends_in_the_guest() {
     cluster::run(async |cluster| {
-        let (world, _proxy) = served(cluster, "dropping-node").await;
+        let (world, _proxy) = start_proxy(cluster, "dropping-node").await;
         let tasks = TaskTracker::new();
         let dial = PortDialer::new(world.host.clone(), "web", tasks.clone());
         for write in [&b"ping"[..], b""] {
