@@ -148,7 +148,7 @@ async fn starts(system: &System, dir: &Path) -> f64 {
     cold
 }
 
-/// Measures the private memory of idle clones, and of the pooled one.
+/// Measures the private memory of idle clones and of the pooled one, and the CPU time of the idle clones.
 async fn measure_idle(system: &System) {
     let vmms = system.node.create_many(AT_REST, Start::Clone).await;
     system.node.wait_until_pooled().await;
@@ -159,6 +159,11 @@ async fn measure_idle(system: &System) {
     let each: Vec<_> = vmms.iter().map(|pid| private_mib(*pid).expect("its memory")).collect();
     eprintln!("private MiB of {AT_REST} idle clones of {MEMORY_MIB} MiB: {each:.1?}");
     figure("clone.private_mib", each.iter().sum::<f64>() / to_f64(AT_REST), "MiB");
+    let cpu = || vmms.iter().map(|pid| cpu_seconds(*pid).expect("its CPU time")).sum::<f64>();
+    let before = cpu();
+    sleep(IDLE).await;
+    let share = (cpu() - before) / IDLE.as_secs_f64() / to_f64(AT_REST);
+    figure("clone.idle_cpu_percent", 100.0 * share, "%");
     for n in 0..AT_REST {
         system.node.remove(&format!("many-{n}")).await;
     }
