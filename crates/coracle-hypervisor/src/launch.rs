@@ -275,12 +275,6 @@ pub fn own_file(number: RawFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{number}"))
 }
 
-/// Returns the path by which any process of this user finds this process's descriptor of this number.
-#[must_use]
-pub fn our_file(number: RawFd) -> PathBuf {
-    PathBuf::from(format!("/proc/{}/fd/{number}", std::process::id()))
-}
-
 #[cfg(test)]
 mod tests {
     use coracle_types::InstanceId;

@@ -98,8 +98,6 @@ struct State {
     answers: Vec<String>,
     /// Whether the creation of a VM must name a host.
     needs_host: bool,
-    /// Whether logins get no answer.
-    silent: bool,
     /// Whether powering on a VM checks that its image exists.
     looks_at_images: bool,
 }
@@ -218,11 +216,6 @@ impl FakeVsphere {
     /// this.
     pub fn check_images(&self) {
         self.lock().looks_at_images = true;
-    }
-
-    /// Sets whether logins get no answer, as from an address without a listener.
-    pub fn set_silent(&self, yes: bool) {
-        self.lock().silent = yes;
     }
 
     /// Halts all calls at call number `call` (the first is 0), directly before or after its work. Every call hangs from then
@@ -471,9 +464,6 @@ impl Connect for FakeVsphere {
             }
             state.refuse_login
         };
-        if self.lock().silent {
-            return std::future::pending().await;
-        }
         if refused {
             let operation = format!("Login of {}", credentials.username);
             return Err(VsphereError::Fault { operation, fault: Fault::of("InvalidLogin") });

@@ -216,7 +216,7 @@ impl Container {
     }
 }
 
-/// Behaves like the first hostile container says; does nothing without one.
+/// Behaves as the first hostile container says; does nothing without one.
 async fn run_attack(
     mut all: watch::Receiver<BTreeMap<String, Container>>,
     frames: Frames,
